@@ -1,0 +1,1 @@
+"""The protocol, pure: no clock, no socket, no disk."""

@@ -1,0 +1,1 @@
+"""The running process of one agent."""
