@@ -1,0 +1,84 @@
+"""Frames to bytes and back. Whatever the bytes, decoding raises RemoteProtocolError or nothing.
+
+Never touches a link. Invariant: `decode(encode(frame)) == frame`, and every frame is plain
+msgpack that any msgpack library can read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import msgpack
+
+from meshagent.core.frames import FRAMES, HEADER_BYTES_MAX, OPTIONAL_FROM, PARTS_MAX, Frame
+from meshagent.errors import RemoteProtocolError
+
+__all__ = ["decode", "encode", "pack", "unpack"]
+
+CONTAINER_ITEMS_MAX = 8192  # the largest list in the grammar is a Sync digest of 4096
+
+_names = {kind: tuple(field.name for field in fields(kind)) for kind in FRAMES.values()}  # type: ignore[arg-type]
+
+
+def pack(value: object) -> bytes:
+    """Plain msgpack."""
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+def unpack(data: bytes, limit: int = HEADER_BYTES_MAX) -> Any:
+    """One msgpack value that fills `data` exactly, with lists as tuples; bounded in every size."""
+    if len(data) > limit:
+        raise RemoteProtocolError(f"A header of {len(data)} bytes exceeds the limit of {limit}.")
+    try:
+        return msgpack.unpackb(
+            data,
+            use_list=False,
+            raw=False,
+            strict_map_key=True,
+            ext_hook=_refuse_extension,
+            max_str_len=limit,
+            max_bin_len=limit,
+            max_array_len=CONTAINER_ITEMS_MAX,
+            max_map_len=CONTAINER_ITEMS_MAX,
+            max_ext_len=limit,
+        )
+    except RemoteProtocolError:
+        raise
+    except Exception as error:
+        # msgpack raises ValueError, TypeError, its own and, for deep nesting, RecursionError:
+        # the list is not part of its contract, so anything it raises means bad bytes.
+        raise RemoteProtocolError(
+            f"The bytes are not one msgpack value: {type(error).__name__}."
+        ) from None
+
+
+def encode(frame: Frame) -> list[bytes]:
+    """The parts of `frame` as they go on the wire."""
+    return [pack((frame.code, *(getattr(frame, name) for name in _names[type(frame)])))]
+
+
+def decode(parts: Sequence[bytes]) -> Frame | None:
+    """The frame in `parts`; None when it is an optional one that we do not know."""
+    if not 1 <= len(parts) <= PARTS_MAX:
+        raise RemoteProtocolError(f"A frame of {len(parts)} parts exceeds the limit of {PARTS_MAX}.")
+    header = unpack(parts[0])
+    if type(header) is not tuple or not header or type(header[0]) is not int:
+        raise RemoteProtocolError("A frame begins with a list whose first item is its code.")
+    kind = FRAMES.get(header[0])
+    if kind is None:
+        if header[0] >= OPTIONAL_FROM:
+            return None
+        raise RemoteProtocolError(f"Frame code {header[0]} is required and not known here.")
+    if len(parts) > 1:
+        raise RemoteProtocolError(f"A {kind.__name__} has no payload, but {len(parts) - 1} came.")
+    values = header[1:]
+    if len(values) < len(kind.checks):
+        raise RemoteProtocolError(f"A {kind.__name__} lacks fields.")
+    return kind(*(check(value) for check, value in zip(kind.checks, values, strict=False)))
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise RemoteProtocolError(f"Extension type {code} has no meaning here.")

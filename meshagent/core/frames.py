@@ -1,0 +1,278 @@
+"""The grammar of the wire: every frame, with a sentence and a limit for each field.
+
+A frame is a msgpack array `[code, field, …]`, then its payload parts. Codes below
+`OPTIONAL_FROM` are required: a peer that does not know one refuses it. Codes from there on are
+optional and ignored by those who do not know them. Fields beyond those listed are ignored, so a
+field can be added at the end; one that exists never changes its meaning.
+
+docs/protocol.md is written from this file and a test keeps them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from meshagent.errors import RemoteProtocolError
+
+__all__ = [
+    "FRAMES",
+    "OPTIONAL_FROM",
+    "Ack",
+    "Bye",
+    "Check",
+    "Frame",
+    "Gossip",
+    "Hello",
+    "Here",
+    "Nack",
+    "Ping",
+    "PingReq",
+    "Refuse",
+    "Sync",
+    "Welcome",
+]
+
+OPTIONAL_FROM = 128
+
+HEADER_BYTES_MAX = 512 * 1024  # a Sync digest of members_max entries, with room
+PARTS_MAX = 64  # a header and its payload parts
+TEXT_BYTES_MAX = 200  # ids, reasons and the like; people's texts have limits of their own
+KEY_BYTES = 32
+NONCE_BYTES = 16
+SIGNATURE_BYTES = 64
+UPDATE_BYTES_MAX = 4096  # one signed record with its addresses and capabilities
+UPDATES_MAX = 256  # updates in one frame
+MEMBERS_MAX = 4096  # members that a node keeps, hence digest entries
+FEATURES_MAX = 32
+WHOLE_MAX = 2**63 - 1
+
+Check_ = Callable[[Any], Any]
+
+
+def _wrong(expected: str, value: object) -> RemoteProtocolError:
+    return RemoteProtocolError(f"A frame's field should be {expected}, not {type(value).__name__}.")
+
+
+def whole(value: Any) -> int:
+    """A number from 0 to 2^63-1."""
+    if type(value) is not int or not 0 <= value <= WHOLE_MAX:
+        raise _wrong("a whole number", value)
+    return value
+
+
+def text(value: Any) -> str:
+    """A short text of at most 200 bytes."""
+    if type(value) is not str or len(value) > TEXT_BYTES_MAX:
+        raise _wrong("a short text", value)
+    return value
+
+
+def exactly(size: int) -> Check_:
+    """That many bytes."""
+
+    def check(value: Any) -> bytes:
+        if type(value) is not bytes or len(value) != size:
+            raise _wrong(f"{size} bytes", value)
+        return value
+
+    return check
+
+
+def blob(value: Any) -> bytes:
+    """A signed update of at most 4096 bytes."""
+    if type(value) is not bytes or len(value) > UPDATE_BYTES_MAX:
+        raise _wrong(f"at most {UPDATE_BYTES_MAX} bytes", value)
+    return value
+
+
+def many(item: Check_, limit: int) -> Check_:
+    """At most `limit` of `item`."""
+
+    def check(value: Any) -> tuple[Any, ...]:
+        if type(value) is not tuple or len(value) > limit:
+            raise _wrong(f"a list of at most {limit}", value)
+        for entry in value:
+            item(entry)
+        return value
+
+    return check
+
+
+def features(value: Any) -> dict[str, int]:
+    """Names of what a node can do beyond the version, each with a number."""
+    if type(value) is not dict or len(value) > FEATURES_MAX:
+        raise _wrong("a features map", value)
+    return {text(name): whole(number) for name, number in value.items()}
+
+
+def digest_entry(value: Any) -> tuple[str, int, int]:
+    """Agent id, incarnation, and 0 alive, 1 suspect, 2 gone, 3 left."""
+    if type(value) is not tuple or len(value) != 3:
+        raise _wrong("a digest entry", value)
+    agent, incarnation, state = value
+    if whole(state) > 3:
+        raise _wrong("a state from 0 to 3", value)
+    return text(agent), whole(incarnation), state
+
+
+class Frame:
+    """A value that travels on a link. Subclasses name their code and check their fields."""
+
+    __slots__ = ()
+    code: ClassVar[int]
+    checks: ClassVar[tuple[Check_, ...]]
+
+
+_updates = many(blob, UPDATES_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Frame):
+    """The dialler says who it is: the first frame on a link, once."""
+
+    code: ClassVar[int] = 1
+    checks: ClassVar[tuple[Check_, ...]] = (
+        whole, whole, features, text, exactly(KEY_BYTES), text, exactly(NONCE_BYTES),
+        whole, blob, exactly(SIGNATURE_BYTES),
+    )  # fmt: skip
+    version_low: int
+    version_high: int
+    features: dict[str, int]
+    agent: str
+    key: bytes
+    to: str
+    nonce: bytes
+    started_ms: int
+    record: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(Frame):
+    """The one that was dialled answers a Hello that it believes; the link is open."""
+
+    code: ClassVar[int] = 2
+    checks: ClassVar[tuple[Check_, ...]] = (
+        whole, features, text, exactly(KEY_BYTES), exactly(NONCE_BYTES), exactly(NONCE_BYTES),
+        blob, exactly(SIGNATURE_BYTES),
+    )  # fmt: skip
+    version: int
+    features: dict[str, int]
+    agent: str
+    key: bytes
+    nonce: bytes
+    their_nonce: bytes
+    record: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse(Frame):
+    """The link will not be opened, or not go on; the code is for programs, the reason for people."""
+
+    code: ClassVar[int] = 3
+    checks: ClassVar[tuple[Check_, ...]] = (text, text, blob)
+    why: str
+    reason: str
+    proof: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Bye(Frame):
+    """This link is being closed on purpose, because another one serves or the node leaves."""
+
+    code: ClassVar[int] = 4
+    checks: ClassVar[tuple[Check_, ...]] = (text,)
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check(Frame):
+    """Is this link's other end still there? Asked when a second node claims the same agent."""
+
+    code: ClassVar[int] = 5
+    checks: ClassVar[tuple[Check_, ...]] = (exactly(NONCE_BYTES),)
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Here(Frame):
+    """Yes: the answer to Check, signed, so that it can be shown to the other claimant."""
+
+    code: ClassVar[int] = 6
+    checks: ClassVar[tuple[Check_, ...]] = (
+        exactly(NONCE_BYTES), whole, exactly(SIGNATURE_BYTES),
+    )  # fmt: skip
+    nonce: bytes
+    started_ms: int
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ping(Frame):
+    """Are you alive? Carries membership updates along."""
+
+    code: ClassVar[int] = 16
+    checks: ClassVar[tuple[Check_, ...]] = (whole, _updates)
+    seq: int
+    updates: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ack(Frame):
+    """Yes, or on behalf of the one a PingReq asked about: it is."""
+
+    code: ClassVar[int] = 17
+    checks: ClassVar[tuple[Check_, ...]] = (whole, _updates)
+    seq: int
+    updates: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PingReq(Frame):
+    """I hear nothing from `target`: ask it for me."""
+
+    code: ClassVar[int] = 18
+    checks: ClassVar[tuple[Check_, ...]] = (whole, text, _updates)
+    seq: int
+    target: str
+    updates: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Nack(Frame):
+    """I am well and asked, and hear nothing from it either."""
+
+    code: ClassVar[int] = 19
+    checks: ClassVar[tuple[Check_, ...]] = (whole,)
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gossip(Frame):
+    """Membership updates on their own."""
+
+    code: ClassVar[int] = 20
+    checks: ClassVar[tuple[Check_, ...]] = (_updates,)
+    updates: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sync(Frame):
+    """All I know, as a digest; send me what I lack, and with `reply` 1 your digest too."""
+
+    code: ClassVar[int] = 21
+    checks: ClassVar[tuple[Check_, ...]] = (whole, many(digest_entry, MEMBERS_MAX))
+    reply: int
+    digest: tuple[tuple[str, int, int], ...]
+
+
+FRAMES: dict[int, type[Frame]] = {
+    kind.code: kind
+    for kind in (Hello, Welcome, Refuse, Bye, Check, Here, Ping, Ack, PingReq, Nack, Gossip, Sync)
+}
+
+for _kind in FRAMES.values():
+    assert len(fields(_kind)) == len(_kind.checks), _kind  # type: ignore[arg-type]

@@ -1,0 +1,193 @@
+"""One agent's whole protocol: links below, membership above, frames routed between them.
+
+Never touches a clock, a socket or a disk: the driver, or the simulator, feeds it events with the
+time and performs the effects in their order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from meshagent.core.codec import decode
+from meshagent.core.effects import Effect, PeerChanged, Persist, Send, Transmit
+from meshagent.core.frames import Bye, Check, Frame, Hello, Here, Refuse, Welcome
+from meshagent.core.identity import Signer, Verify
+from meshagent.core.links import LinkDown, Links, LinksConfig, LinkUp, Outcome, Unreachable
+from meshagent.core.membership import LAN, Membership, MembershipConfig
+from meshagent.core.ports import PeerRow
+from meshagent.core.records import ADDRESSES_MAX, Record
+from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
+from meshagent.errors import RemoteProtocolError
+
+__all__ = ["Mesh"]
+
+SAVE_PEERS_S = 1.0  # what is remembered of peers is a hint, so many can share one sync
+_LINK_FRAMES = (Hello, Welcome, Refuse, Bye, Check, Here)
+
+
+class Mesh:
+    """The engine that a node drives."""
+
+    def __init__(
+        self,
+        me: Record,
+        signer: Signer,
+        mesh_id: bytes,
+        verify: Verify,
+        rng: random.Random,
+        now: float,
+        membership: MembershipConfig = LAN,
+        links: LinksConfig | None = None,
+    ) -> None:
+        self.membership = Membership(me, signer, mesh_id, verify, rng, now, membership)
+        self.links = Links(
+            signer,
+            mesh_id,
+            verify,
+            rng,
+            me.started_ms,
+            lambda: self.membership.record_bytes,
+            links,
+        )
+        self._saved: dict[AgentId, PeerRow] = {}
+        self._unsaved: dict[AgentId, PeerRow] = {}
+        self._save_at: float | None = None
+
+    # -- what sessions ask --------------------------------------------------------------------
+
+    @property
+    def me(self) -> Record:
+        """Our own record."""
+        return self.membership.record
+
+    def peers(self) -> list[Peer]:
+        """Everyone we know of."""
+        return self.membership.peers()
+
+    def refused(self) -> Counter[str]:
+        """How many were refused, by reason."""
+        return self.links.refused + self.membership.refused
+
+    def describe(
+        self,
+        now: float,
+        presence: Presence | None = None,
+        status: str | None = None,
+        addresses: tuple[str, ...] | None = None,
+    ) -> list[Effect]:
+        """Say something new about ourselves."""
+        said = self.membership.describe(
+            now, presence=presence, status=status, addresses=addresses
+        )
+        return self._route(said, now)
+
+    def leave(self, now: float) -> list[Effect]:
+        """Say goodbye to all."""
+        return self._route([*self.membership.leave(now), *self.links.close_all("leaving")], now)
+
+    # -- what the driver feeds in -------------------------------------------------------------
+
+    def remember(self, rows: Iterable[PeerRow], now: float) -> None:
+        """Peers of earlier runs: their keys are pinned, their addresses tried."""
+        for row in rows:
+            self._saved[AgentId(row.agent)] = row
+            self.links.pin(row.agent, row.key)
+            self.links.found(Candidate(row.agent, row.addresses, "remembered"), False, False, now)
+
+    def found(self, candidate: Candidate, now: float) -> None:
+        """A hint from discovery."""
+        self.links.found(candidate, candidate.source == "static", candidate.source == "mdns", now)
+
+    def dialled(self, attempt: int, link: LinkId) -> None:
+        """Which link an attempt became."""
+        self.links.dialled(attempt, link)
+
+    def opened(self, link: LinkId, curve_key: bytes | None, now: float) -> list[Effect]:
+        """A connection passed the door."""
+        return self._route(self.links.opened(link, curve_key, now), now)
+
+    def closed(self, link: LinkId, reason: str, now: float) -> list[Effect]:
+        """A connection ended or was never made."""
+        return self._route(self.links.closed(link, reason, now), now)
+
+    def received_parts(self, link: LinkId, parts: Sequence[bytes], now: float) -> list[Effect]:
+        """Bytes from a link, whatever they are."""
+        try:
+            frame = decode(parts)
+            return [] if frame is None else self.received(link, frame, now)
+        except RemoteProtocolError:
+            return self._route(self.links.broke_protocol(link, now), now)
+
+    def received(self, link: LinkId, frame: Frame, now: float) -> list[Effect]:
+        """A frame from a link."""
+        peer = self.links.agent_on(link)
+        if peer is None or isinstance(frame, _LINK_FRAMES):
+            return self._route(self.links.received(link, frame, now), now)
+        return self._route(self.membership.receive(frame, peer, now), now)
+
+    def on_timer(self, now: float) -> list[Effect]:
+        """Do what is due in every engine."""
+        effects = self._save(now)
+        effects += self._route(self.membership.on_timer(now), now)
+        return effects + self._route(self.links.on_timer(now), now)
+
+    def deadline(self) -> float | None:
+        """When on_timer is wanted next."""
+        times = [self.membership.deadline(), self.links.deadline(), self._save_at]
+        return min((each for each in times if each is not None), default=None)
+
+    # -- between the engines ------------------------------------------------------------------
+
+    def _route(self, outcomes: Sequence[Outcome], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        queue = list(outcomes)
+        while queue:
+            outcome = queue.pop(0)
+            match outcome:
+                case Send(to, frame):
+                    link = self.links.link_to(to)
+                    if link is not None:
+                        effects.append(Transmit(link, frame))
+                case LinkUp(agent, record, dialled):
+                    queue += self.membership.connected(agent, record, dialled, now)
+                    self._note(agent, now)
+                case LinkDown(agent):
+                    queue += self.membership.disconnected(agent, now)
+                case Unreachable(agent):
+                    if self.links.link_to(agent) is None:
+                        queue += self.membership.unreachable(agent, now)
+                case PeerChanged(peer):
+                    self._follow(peer, now)
+                    effects.append(outcome)
+                case _:
+                    effects.append(outcome)
+        return effects
+
+    def _follow(self, peer: Peer, now: float) -> None:
+        """Keep the dial list in step with who is in the mesh."""
+        if peer.state is PeerState.LEFT:
+            self.links.lose_interest(peer.agent)
+        else:
+            self.links.found(Candidate(peer.agent, peer.addresses, "gossip"), True, True, now)
+
+    def _note(self, agent: AgentId, now: float) -> None:
+        """Remember the peer's key and addresses, if they are news, with the next batch."""
+        peer, key = self.membership.peer(agent), self.membership.key_of(agent)
+        if peer is None or key is None:
+            return
+        good = self.links.address_of(agent)
+        addresses = tuple(dict.fromkeys([*([good] if good else []), *peer.addresses]))
+        row = PeerRow(agent, key, addresses[:ADDRESSES_MAX])
+        if self._saved.get(agent) == row:
+            return
+        self._saved[agent] = self._unsaved[agent] = row
+        if self._save_at is None:
+            self._save_at = now + SAVE_PEERS_S
+
+    def _save(self, now: float) -> list[Effect]:
+        if self._save_at is None or now < self._save_at:
+            return []
+        rows, self._unsaved, self._save_at = self._unsaved, {}, None
+        return [Persist(row) for row in rows.values()]

@@ -1,0 +1,111 @@
+"""Whom to probe next, and the probes under way. Never sends anything itself.
+
+Turns alternate between the member that follows us on a ring and a shuffled round. The ring gives
+every member one prober that looks at it each second turn, so a silent crash is noticed within a
+bound and not only on average; the round keeps the ring's prober honest.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right, insort
+from dataclasses import dataclass, field
+
+from meshagent.core.types import AgentId
+
+__all__ = ["Probe", "ProbeOrder"]
+
+
+@dataclass(slots=True)
+class Probe:
+    """One question to `target` that has no answer yet."""
+
+    seq: int
+    target: AgentId
+    started: float
+    ask_helpers_at: float
+    fail_at: float
+    helpers: int = 0
+    nacks: int = 0
+    asked: bool = False
+
+
+@dataclass(slots=True)
+class Relay:
+    """A probe made for `requester`, who asked with `their_seq`."""
+
+    requester: AgentId
+    their_seq: int
+    nack_at: float
+
+
+@dataclass(slots=True)
+class ProbeOrder:
+    """The members worth probing: everyone who has neither left nor gone."""
+
+    me: AgentId
+    rng: random.Random
+    _ring: list[tuple[str, AgentId]] = field(default_factory=list)
+    _round: list[AgentId] = field(default_factory=list)
+    _urgent: list[AgentId] = field(default_factory=list)
+    _turn: int = 0
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def __contains__(self, agent: AgentId) -> bool:
+        at = bisect_right(self._ring, (_place(agent), agent)) - 1
+        return at >= 0 and self._ring[at][1] == agent
+
+    def add(self, agent: AgentId) -> None:
+        """`agent` is worth probing from now on."""
+        if agent not in self:
+            insort(self._ring, (_place(agent), agent))
+            self._round.insert(self.rng.randrange(len(self._round) + 1), agent)
+
+    def remove(self, agent: AgentId) -> None:
+        """`agent` is not worth probing any more."""
+        if agent in self:
+            del self._ring[bisect_right(self._ring, (_place(agent), agent)) - 1]
+
+    def hurry(self, agent: AgentId) -> None:
+        """There is reason for doubt: probe `agent` at the next turn."""
+        if agent in self and agent not in self._urgent:
+            self._urgent.append(agent)
+
+    def next(self) -> AgentId | None:
+        """Whom to probe this turn."""
+        while self._urgent:
+            agent = self._urgent.pop(0)
+            if agent in self:
+                return agent
+        if not self._ring:
+            return None
+        self._turn += 1
+        if self._turn % 2:
+            after = bisect_right(self._ring, (_place(self.me), self.me))
+            return self._ring[after % len(self._ring)][1]
+        return self._next_in_round()
+
+    def sample(self, count: int, without: AgentId | None = None) -> list[AgentId]:
+        """Up to `count` different members at random."""
+        if len(self._ring) <= count + 1:
+            chosen = [agent for _, agent in self._ring if agent != without]
+            self.rng.shuffle(chosen)
+            return chosen[:count]
+        picked = [agent for _, agent in self.rng.sample(self._ring, count + 1)]
+        return [agent for agent in picked if agent != without][:count]
+
+    def _next_in_round(self) -> AgentId | None:
+        while True:
+            if not self._round:
+                self._round = [agent for _, agent in self._ring]
+                self.rng.shuffle(self._round)
+            agent = self._round.pop()
+            if agent in self:
+                return agent
+
+
+def _place(agent: AgentId) -> str:
+    # The fingerprint spreads agents evenly, and all members compute the same ring.
+    return agent[-8:]

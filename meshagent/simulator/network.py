@@ -1,0 +1,164 @@
+"""Connections between simulated nodes: dialled at addresses, delayed, lost, reordered, cut.
+
+Never looks into frames. Invariant: with no fault set, a connection keeps order and loses nothing,
+as TCP does; every dial ends in `opened` or `closed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshagent.core.types import LinkId
+from meshagent.simulator.world import World
+
+__all__ = ["Endpoint", "Faults", "Network"]
+
+CONNECT_TIMEOUT_S = 3.0
+
+
+class Endpoint(Protocol):
+    """A simulated node as the network sees it."""
+
+    name: str
+    door: bytes
+    curve_public: bytes
+
+    def link_opened(self, link: LinkId, curve_key: bytes | None) -> None: ...
+    def link_received(self, link: LinkId, parts: Sequence[bytes]) -> None: ...
+    def link_closed(self, link: LinkId, reason: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Faults:
+    """What goes wrong. Shares are per frame, delays in seconds."""
+
+    loss: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    delay_s: tuple[float, float] = (0.0005, 0.003)
+
+
+@dataclass(slots=True)
+class _End:
+    owner: Endpoint
+    link: LinkId
+    other: _End | None = None
+    arrives_at: float = 0.0
+    open: bool = True
+
+
+class Network:
+    """Who listens where, and every connection."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.faults = Faults()
+        self.frames = 0
+        self._listening: dict[str, Endpoint] = {}
+        self._ends: dict[tuple[str, LinkId], _End] = {}
+        self._cut: set[tuple[str, str]] = set()
+        self._links = 0
+
+    # -- faults -------------------------------------------------------------------------------
+
+    def cut(self, source: str, to: str) -> None:
+        """Nothing travels from `source` to `to` any more; neither side is told."""
+        self._cut.add((source, to))
+
+    def heal(self) -> None:
+        """All paths work again and nothing else goes wrong."""
+        self._cut.clear()
+        self.faults = Faults()
+
+    # -- what a node does ---------------------------------------------------------------------
+
+    def listen(self, address: str, owner: Endpoint) -> None:
+        """`owner` can be dialled at `address`."""
+        self._listening[address] = owner
+
+    def dial(self, owner: Endpoint, address: str) -> LinkId:
+        """Begin to connect."""
+        end = _End(owner, self._next_link())
+        self._ends[owner.name, end.link] = end
+        self.world.plan(self._delay(), self._knock, end, address)
+        return end.link
+
+    def send(self, owner: Endpoint, link: LinkId, parts: Sequence[bytes]) -> bool:
+        """Put a frame on the way."""
+        end = self._ends.get((owner.name, link))
+        if end is None or not end.open or end.other is None:
+            return False
+        self.frames += 1
+        rng = self.world.rng
+        if (owner.name, end.other.owner.name) in self._cut or rng.random() < self.faults.loss:
+            return True
+        for _ in range(2 if rng.random() < self.faults.duplicate else 1):
+            at = self.world.now + self._delay()
+            if rng.random() >= self.faults.reorder:
+                at = max(at, end.arrives_at)
+                end.arrives_at = at
+            self.world.plan(at - self.world.now, self._arrive, end.other, parts)
+        return True
+
+    def close_link(self, owner: Endpoint, link: LinkId) -> None:
+        """The owner closes: the other side notices, if anything can reach it."""
+        end = self._ends.pop((owner.name, link), None)
+        if end is not None:
+            end.open = False
+            self._tell_other(end, "lost")
+
+    def vanish(self, owner: Endpoint, *, silently: bool) -> None:
+        """The owner's process ends: its kernel closes its connections, or the machine lost power."""
+        for address in [at for at, who in self._listening.items() if who is owner]:
+            del self._listening[address]
+        for key in [each for each in self._ends if each[0] == owner.name]:
+            end = self._ends.pop(key)
+            end.open = False
+            if not silently:
+                self._tell_other(end, "lost")
+
+    # -- how it travels -----------------------------------------------------------------------
+
+    def _knock(self, end: _End, address: str) -> None:
+        if not end.open:
+            return
+        owner = self._listening.get(address)
+        names = (end.owner.name, owner.name if owner else "")
+        if owner is not None and (names in self._cut or names[::-1] in self._cut):
+            self.world.plan(CONNECT_TIMEOUT_S, self._give_up, end, "refused")
+            return
+        if owner is None:
+            self._give_up(end, "refused")
+            return
+        if owner.door != end.owner.door:
+            self._give_up(end, "handshake")
+            return
+        other = _End(owner, self._next_link(), end)
+        end.other = other
+        self._ends[owner.name, other.link] = other
+        owner.link_opened(other.link, end.owner.curve_public)
+        end.owner.link_opened(end.link, None)
+
+    def _give_up(self, end: _End, reason: str) -> None:
+        if end.open:
+            end.open = False
+            self._ends.pop((end.owner.name, end.link), None)
+            end.owner.link_closed(end.link, reason)
+
+    def _arrive(self, end: _End, parts: Sequence[bytes]) -> None:
+        if end.open and (end.owner.name, end.link) in self._ends:
+            end.owner.link_received(end.link, parts)
+
+    def _tell_other(self, end: _End, reason: str) -> None:
+        if end.other is not None and (end.owner.name, end.other.owner.name) not in self._cut:
+            after = max(self._delay(), end.arrives_at - self.world.now)
+            self.world.plan(after, self._give_up, end.other, reason)
+
+    def _delay(self) -> float:
+        return self.world.rng.uniform(*self.faults.delay_s)
+
+    def _next_link(self) -> LinkId:
+        self._links += 1
+        return LinkId(self._links)

@@ -1,0 +1,206 @@
+"""Membership alone, for meshes too large to simulate with their links: thousands of nodes.
+
+Every node can send to every other; frames are lost, delayed and answered late by slow nodes.
+Signatures are a keyed hash, since what is studied here is the protocol and not the cryptography.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from meshagent.core.effects import Effect, PeerChanged, Send
+from meshagent.core.frames import Frame
+from meshagent.core.identity import agent_id_for
+from meshagent.core.membership import LAN, Membership, MembershipConfig
+from meshagent.core.records import Record
+from meshagent.core.types import AgentId, PeerState, Presence
+from meshagent.simulator.world import World
+
+__all__ = ["Conditions", "HashSigner", "Swarm", "hash_verify"]
+
+MESH_ID = b"simulated mesh"
+
+
+class HashSigner:
+    """A signer for simulations: anyone could forge it, and nobody here tries."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.key = hashlib.sha256(f"{name} {seed}".encode()).digest()
+        self.curve_public = hashlib.sha256(self.key).digest()
+        self.agent = agent_id_for(name, self.key)
+
+    def sign(self, data: bytes) -> bytes:
+        """64 bytes."""
+        return hashlib.blake2b(data, key=self.key).digest()
+
+
+def hash_verify(key: bytes, data: bytes, signature: bytes) -> bool:
+    """Whether HashSigner made it."""
+    return hashlib.blake2b(data, key=key).digest() == signature
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """How bad the network and the machines are."""
+
+    loss: float = 0.0
+    delay_s: tuple[float, float] = (0.0005, 0.005)
+    slow_share: float = 0.0
+    """This share of the nodes stalls again and again, as a machine does that compiles."""
+    slow_every_s: float = 30.0
+    stall_s: tuple[float, float] = (0.2, 2.0)
+
+
+@dataclass(slots=True)
+class SwarmNode:
+    """One agent of the swarm."""
+
+    engine: Membership
+    alive: bool = True
+    slow: bool = False
+    stalled_until: float = 0.0
+    timer_at: float = field(default=float("inf"))
+    views: Counter[PeerState] = field(default_factory=Counter)
+    seen: dict[AgentId, PeerState] = field(default_factory=dict)
+
+
+class Swarm:
+    """Many membership engines on one virtual network."""
+
+    def __init__(
+        self,
+        world: World,
+        conditions: Conditions = Conditions(),  # noqa: B008 - frozen
+        config: MembershipConfig = LAN,
+    ) -> None:
+        self.world, self.conditions, self.config = world, conditions, config
+        self.nodes: dict[AgentId, SwarmNode] = {}
+        self.frames = 0
+        self.false_deaths: set[tuple[AgentId, int]] = set()
+
+    def add(self, count: int, *, introduced: bool) -> list[AgentId]:
+        """New nodes; `introduced` ones know everybody already, others know one random member."""
+        fresh = []
+        known = [agent for agent, node in self.nodes.items() if node.alive]
+        for _ in range(count):
+            signer = HashSigner(f"n{len(self.nodes)}", self.world.seed)
+            engine = Membership(
+                _record(signer), signer, MESH_ID, hash_verify,
+                random.Random(self.world.rng.random()), self.world.now, self.config,
+            )  # fmt: skip
+            node = SwarmNode(engine, slow=self.world.rng.random() < self.conditions.slow_share)
+            self.nodes[signer.agent] = node
+            fresh.append(signer.agent)
+            if node.slow:
+                self.world.plan(self._next_stall(), self._stall, signer.agent)
+        for agent in fresh:
+            others = list(self.nodes) if introduced else self.world.rng.sample(known, 1)
+            for other in others:
+                if other != agent:
+                    word = self.nodes[other].engine.record_bytes
+                    effects = self.nodes[agent].engine.connected(
+                        other, word, not introduced, self.world.now
+                    )
+                    self._perform(agent, effects)
+            if not introduced:
+                word = self.nodes[agent].engine.record_bytes
+                seed = others[0]
+                self._perform(
+                    seed, self.nodes[seed].engine.connected(agent, word, False, self.world.now)
+                )
+            self._arm(agent)
+        return fresh
+
+    def crash(self, agents: list[AgentId]) -> None:
+        """These stop, without a word."""
+        for agent in agents:
+            self.nodes[agent].alive = False
+
+    def share_seeing(self, agent: AgentId, state: PeerState | None) -> float:
+        """The share of live nodes that see `agent` in `state`."""
+        others = [n for a, n in self.nodes.items() if n.alive and a != agent]
+        return sum(node.seen.get(agent) is state for node in others) / len(others)
+
+    def all_see(self, agents: list[AgentId], state: PeerState) -> bool:
+        """Whether every live node sees each of these so."""
+        live = [(agent, node) for agent, node in self.nodes.items() if node.alive]
+        return all(
+            node.seen.get(agent) is state for agent in agents for me, node in live if me != agent
+        )
+
+    # -- the network --------------------------------------------------------------------------
+
+    def _send(self, source: AgentId, to: AgentId, frame: Frame) -> None:
+        self.frames += 1
+        rng = self.world.rng
+        if rng.random() < self.conditions.loss:
+            return
+        self.world.plan(rng.uniform(*self.conditions.delay_s), self._arrive, source, to, frame)
+
+    def _arrive(self, source: AgentId, to: AgentId, frame: Frame) -> None:
+        node = self.nodes[to]
+        if not node.alive:
+            return
+        if node.stalled_until > self.world.now:
+            wait = node.stalled_until - self.world.now
+            self.world.plan(wait, self._arrive, source, to, frame)
+            return
+        self._perform(to, node.engine.receive(frame, source, self.world.now))
+        self._arm(to)
+
+    def _next_stall(self) -> float:
+        return self.world.rng.expovariate(1 / self.conditions.slow_every_s)
+
+    def _stall(self, agent: AgentId) -> None:
+        node = self.nodes[agent]
+        if node.alive:
+            stall_s = self.world.rng.uniform(*self.conditions.stall_s)
+            node.stalled_until = self.world.now + stall_s
+            self.world.plan(stall_s + self._next_stall(), self._stall, agent)
+
+    # -- driving ------------------------------------------------------------------------------
+
+    def _perform(self, agent: AgentId, effects: list[Effect]) -> None:
+        node = self.nodes[agent]
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._send(agent, effect.to, effect.frame)
+            elif isinstance(effect, PeerChanged):
+                self._note(node, effect.peer.agent, effect.peer.state)
+
+    def _note(self, node: SwarmNode, subject: AgentId, state: PeerState) -> None:
+        if state is PeerState.GONE and self.nodes[subject].alive:
+            self.false_deaths.add((subject, self.nodes[subject].engine.record.incarnation))
+            self.world.say(f"false death of {subject} at {node.engine.record.agent}")
+        node.seen[subject] = state
+
+    def _arm(self, agent: AgentId) -> None:
+        node = self.nodes[agent]
+        at = node.engine.deadline()
+        if at is not None and (at < node.timer_at or node.timer_at < self.world.now):
+            node.timer_at = at
+            self.world.plan(max(0.0, at - self.world.now), self._timer, agent, at)
+
+    def _timer(self, agent: AgentId, at: float) -> None:
+        node = self.nodes[agent]
+        if not node.alive or at != node.timer_at:
+            return
+        if node.stalled_until > self.world.now:
+            node.timer_at = node.stalled_until
+            self.world.plan(
+                node.stalled_until - self.world.now, self._timer, agent, node.stalled_until
+            )
+            return
+        node.timer_at = float("inf")
+        self._perform(agent, node.engine.on_timer(self.world.now))
+        self._arm(agent)
+
+
+def _record(signer: HashSigner) -> Record:
+    return Record(
+        signer.agent, signer.key, 1 << 32, 0, False, "tester", (), (), "simulated",
+        Presence.IDLE, "", "0",
+    )  # fmt: skip
