@@ -1,23 +1,23 @@
 """Every error a user can meet, in one tree.
 
-    MeshError                     carries a sentence, a hint for the next step, an exit code
-    ├── UsageError            2   what was asked can't be done as asked
-    │   ├── ConfigError       2   mesh.toml, agent.toml or an option holds a bad value
-    │   ├── LocalProtocolError 2  our own caller broke a rule of the protocol
-    │   └── PortBusy          2   the listen address is taken or not ours
-    ├── DeliveryTimeout       3   not delivered in time; the message stays queued
-    ├── NoSuchPeer            4   nobody answers to that name
-    │   └── AmbiguousPeer     4   several do
-    ├── NotAdmitted           5   the mesh, or this machine's lock, said no
-    │   ├── InviteError       5   the invite code is damaged or not one of ours
-    │   ├── AlreadyRunning    5   this agent has a node already
-    │   ├── CloneRunning      5   a copy of this agent runs elsewhere
-    │   └── NotRunning        5   the command needs a running node and there is none
-    ├── LimitReached          6   a named bound, or the disk, is full
-    ├── StorageError          1   a file could not be read or written
-    │   └── CorruptFile       1   it was read, and it is not what it should be
-    ├── TransportError        1   a socket failed in a way we did not foresee
-    └── RemoteProtocolError   1   a peer's bytes broke the protocol (hostile input raises only this)
+MeshError                     carries a sentence, a hint for the next step, an exit code
+├── UsageError            2   what was asked can't be done as asked
+│   ├── ConfigError       2   mesh.toml, agent.toml or an option holds a bad value
+│   ├── LocalProtocolError 2  our own caller broke a rule of the protocol
+│   └── PortBusy          2   the listen address is taken or not ours
+├── DeliveryTimeout       3   not delivered in time; the message stays queued
+├── NoSuchPeer            4   nobody answers to that name
+│   └── AmbiguousPeer     4   several do
+├── NotAdmitted           5   the mesh, or this machine's lock, said no
+│   ├── InviteError       5   the invite code is damaged or not one of ours
+│   ├── AlreadyRunning    5   this agent has a node already
+│   ├── CloneRunning      5   a copy of this agent runs elsewhere
+│   └── NotRunning        5   the command needs a running node and there is none
+├── LimitReached          6   a named bound, or the disk, is full
+├── StorageError          1   a file could not be read or written
+│   └── CorruptFile       1   it was read, and it is not what it should be
+├── TransportError        1   a socket failed in a way we did not foresee
+└── RemoteProtocolError   1   a peer's bytes broke the protocol (hostile input raises only this)
 """
 
 from __future__ import annotations

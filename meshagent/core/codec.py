@@ -63,7 +63,9 @@ def encode(frame: Frame) -> list[bytes]:
 def decode(parts: Sequence[bytes]) -> Frame | None:
     """The frame in `parts`; None when it is an optional one that we do not know."""
     if not 1 <= len(parts) <= PARTS_MAX:
-        raise RemoteProtocolError(f"A frame of {len(parts)} parts exceeds the limit of {PARTS_MAX}.")
+        raise RemoteProtocolError(
+            f"A frame of {len(parts)} parts exceeds the limit of {PARTS_MAX}."
+        )
     header = unpack(parts[0])
     if type(header) is not tuple or not header or type(header[0]) is not int:
         raise RemoteProtocolError("A frame begins with a list whose first item is its code.")

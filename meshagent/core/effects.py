@@ -12,7 +12,16 @@ from meshagent.core.frames import Frame
 from meshagent.core.ports import Row
 from meshagent.core.types import AgentId, LinkId, Peer
 
-__all__ = ["CloneFound", "CloseLink", "Dial", "Effect", "PeerChanged", "Persist", "Send", "Transmit"]
+__all__ = [
+    "CloneFound",
+    "CloseLink",
+    "Dial",
+    "Effect",
+    "PeerChanged",
+    "Persist",
+    "Send",
+    "Transmit",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,8 +298,10 @@ class Membership:
     def _probe(self, target: AgentId, now: float) -> list[Effect]:
         member = self._members[target]
         recent = now - self._config.probe_interval_s / 2
-        if member.heard_at is not None and member.heard_at >= recent and target not in (
-            self._suspects
+        if (
+            member.heard_at is not None
+            and member.heard_at >= recent
+            and target not in (self._suspects)
         ):
             return []
         self._seq += 1
@@ -450,8 +452,10 @@ class Membership:
     def _learn_record(self, word: Signed, record: Record, now: float) -> list[Effect]:
         agent = record.agent
         if agent == self._me.agent:
-            if record.key == self._me.key and record.incarnation >= self._me.incarnation and (
-                word.data != self._my_word.data
+            if (
+                record.key == self._me.key
+                and record.incarnation >= self._me.incarnation
+                and (word.data != self._my_word.data)
             ):
                 if self._is_genuine(word, record.key):
                     self._refute(record.incarnation)

@@ -78,9 +78,7 @@ class Mesh:
         addresses: tuple[str, ...] | None = None,
     ) -> list[Effect]:
         """Say something new about ourselves."""
-        said = self.membership.describe(
-            now, presence=presence, status=status, addresses=addresses
-        )
+        said = self.membership.describe(now, presence=presence, status=status, addresses=addresses)
         return self._route(said, now)
 
     def leave(self, now: float) -> list[Effect]:

@@ -42,6 +42,9 @@ class Transport(Protocol):
     async def start(self, listen: str, port: int, events: LinkEvents) -> tuple[str, ...]:
         """Listen, and return the `host:port` addresses at which others may dial us."""
 
+    def addresses(self) -> tuple[str, ...]:
+        """Where others may dial us now: interfaces come and go."""
+
     def dial(self, address: str) -> LinkId:
         """Begin to connect; `link_opened` or `link_closed` follows, never neither."""
 

@@ -121,9 +121,9 @@ def parse_update(data: bytes) -> Signed:
     """What `data` says, well-formed but not yet believed: ask `is_genuine`."""
     update = unpack(data, UPDATE_BYTES_MAX)
     match update:
-        case (int() as kind, bytes() as body, bytes() as signature) if len(
-            signature
-        ) == SIGNATURE_BYTES:
+        case (int() as kind, bytes() as body, bytes() as signature) if (
+            len(signature) == SIGNATURE_BYTES
+        ):
             fields = unpack(body, UPDATE_BYTES_MAX)
         case _:
             raise RemoteProtocolError("An update is a kind, a body and a signature.")

@@ -1,0 +1,103 @@
+"""Which agent a `join` runs as: resumed when it is free, a second one when it is not.
+
+Never starts a node. Invariant: who gets an agent from here holds its lock.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from meshagent.core.identity import SEED_BYTES, Identity
+from meshagent.core.types import check_agent_id, check_name
+from meshagent.errors import AlreadyRunning, CorruptFile, NoSuchPeer
+from meshagent.storage.agents import AgentFolder, AgentInfo, create_agent, list_agents
+from meshagent.storage.folder import MeshFolder
+from meshagent.storage.lock import AgentLock
+
+__all__ = ["LockedAgent", "take_agent"]
+
+
+@dataclass(slots=True)
+class LockedAgent:
+    """An agent that is ours to run."""
+
+    folder: AgentFolder
+    info: AgentInfo
+    identity: Identity
+    lock: AgentLock
+    resumed: bool
+
+
+def take_agent(
+    mesh: MeshFolder,
+    role: str,
+    name: str | None,
+    capabilities: tuple[str, ...],
+    wanted: str | None = None,
+) -> LockedAgent:
+    """The agent to run, locked. `wanted` (an id) insists on one; else role and name choose."""
+    check_name(role, "role")
+    for text, field in ((name or role, "name"), *((each, "capability") for each in capabilities)):
+        check_name(text, field)
+    if wanted is not None:
+        return _take_this(mesh, wanted)
+    for folder in sorted(list_agents(mesh), key=_last_used, reverse=True):
+        info = folder.read()
+        if info.role != role or (name is not None and info.name != name):
+            continue
+        taken = _try(folder, info)
+        if taken is not None:
+            if capabilities and capabilities != info.capabilities:
+                folder.write_info(info.name, info.role, capabilities)
+                taken.info = folder.read()
+            return taken
+    return _make(mesh, role, name or role, capabilities)
+
+
+def _take_this(mesh: MeshFolder, wanted: str) -> LockedAgent:
+    check_agent_id(wanted)
+    folder = next((each for each in list_agents(mesh) if each.agent == wanted), None)
+    if folder is None:
+        known = ", ".join(each.agent for each in list_agents(mesh)) or "none yet"
+        raise NoSuchPeer(
+            f"There is no agent {wanted} in {mesh.agents}.", hint=f"Agents here: {known}."
+        )
+    taken = _try(folder, folder.read())
+    if taken is None:
+        pid = AgentLock(folder.lock_file).holder()
+        raise AlreadyRunning(
+            f"The agent {wanted} is running already (pid {pid}).",
+            hint=f"End it with: meshagent leave --as {wanted}",
+            agent=wanted,
+            pid=pid,
+        )
+    return taken
+
+
+def _try(folder: AgentFolder, info: AgentInfo) -> LockedAgent | None:
+    identity = Identity(info.name, info.seed)
+    if identity.agent != folder.agent:
+        raise CorruptFile(
+            f"{folder.key_file} holds the key of {identity.agent}, not of {folder.agent}.",
+            hint=f"Put the right key file back, or rename the folder to {identity.agent}.",
+        )
+    lock = AgentLock(folder.lock_file)
+    return LockedAgent(folder, info, identity, lock, True) if lock.acquire() else None
+
+
+def _make(mesh: MeshFolder, role: str, name: str, capabilities: tuple[str, ...]) -> LockedAgent:
+    seed = os.urandom(SEED_BYTES)
+    identity = Identity(name, seed)
+    folder = create_agent(mesh, identity.agent, seed, name, role, capabilities)
+    taken = _try(folder, folder.read())
+    assert taken is not None, "nobody else knows this agent yet"
+    taken.resumed = False
+    return taken
+
+
+def _last_used(folder: AgentFolder) -> float:
+    try:
+        return folder.lock_file.stat().st_mtime
+    except OSError:
+        return 0.0

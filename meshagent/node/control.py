@@ -1,0 +1,197 @@
+"""The local socket through which sessions reach a node. Never touches the database.
+
+One JSON object per line, both ways. A request is `{"id": 1, "do": "peers", …}`; its answer has the
+same id and a `result` or an `error`. `subscribe` answers with a snapshot and its sequence number;
+actions follow, each with the next number. Invariant: a session that dies, stalls or sends
+nonsense costs its own connection and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from meshagent.core.types import PeerState
+from meshagent.errors import LimitReached, MeshError, RemoteProtocolError, UsageError
+from meshagent.node.driver import Driver
+
+__all__ = ["ControlServer", "status_view"]
+
+PROTOCOL = 1
+LINE_BYTES_MAX = 2 * 1024 * 1024  # a message of 1 MiB as JSON text, with room
+SESSIONS_MAX = 256
+SESSION_BACKLOG_BYTES_MAX = 4 * 1024 * 1024  # beyond it the session is cut off and resumes
+PEERS_CHANNEL = "mesh-peers:/"
+
+
+class ControlServer:
+    """Serves the sessions of one node at `path`."""
+
+    def __init__(self, driver: Driver, path: Path, log: logging.Logger) -> None:
+        self.path = path
+        self._driver, self._log = driver, log
+        self._server: asyncio.Server | None = None
+        self._sessions: set[asyncio.Task[None]] = set()
+        self._verbs: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "peers": lambda _: {"me": driver.me_view(), "peers": driver.peers_view()},
+            "status": self._status,
+            "leave": self._leave,
+        }
+
+    async def start(self) -> None:
+        """Listen; only this user can connect. A socket left by a crash is replaced."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+        mask = os.umask(0o177)
+        try:
+            self._server = await asyncio.start_unix_server(
+                self._accept, str(self.path), limit=LINE_BYTES_MAX
+            )
+        finally:
+            os.umask(mask)
+
+    async def close(self) -> None:
+        """End every session and remove the socket."""
+        if self._server is None:
+            return
+        self._server.close()
+        for session in list(self._sessions):
+            session.cancel()
+        await asyncio.gather(*self._sessions, return_exceptions=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+
+    # -- one session --------------------------------------------------------------------------
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        session = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._sessions.add(session)
+        session.add_done_callback(self._sessions.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        watch: asyncio.Task[None] | None = None
+        try:
+            if len(self._sessions) > SESSIONS_MAX:
+                _answer(writer, None, error=LimitReached(f"{SESSIONS_MAX} sessions are attached."))
+                return
+            while line := await reader.readline():
+                request = _parse(line)
+                if request.get("do") == "subscribe" and watch is None:
+                    watch = asyncio.create_task(self._watch(request, writer))
+                else:
+                    self._handle(request, writer)
+                await writer.drain()
+        except (RemoteProtocolError, ValueError, ConnectionError) as error:
+            self._log.info("a session ended: %s", error)
+        finally:
+            if watch is not None:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+            writer.close()
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+                await writer.wait_closed()
+
+    def _handle(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        verb = self._verbs.get(str(request.get("do")))
+        number = request.get("id")
+        if verb is None:
+            unknown = UsageError(
+                f"This node does not know {request.get('do')!r}.",
+                hint="Node and command differ in version; restart the node.",
+            )
+            _answer(writer, number, error=unknown)
+            return
+        try:
+            _answer(writer, number, verb(request))
+        except MeshError as error:
+            _answer(writer, number, error=error)
+
+    async def _watch(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """Snapshot first, then actions, numbered without a gap."""
+        number = 0
+        with self._driver.subscribers.subscribe() as events:
+            snapshot = {"me": self._driver.me_view(), "peers": self._driver.peers_view()}
+            _answer(writer, request.get("id"), {"seq": number, "snapshot": snapshot})
+            async for event in events:
+                if event.kind == "lagged" or (
+                    writer.transport.get_write_buffer_size() > SESSION_BACKLOG_BYTES_MAX
+                ):
+                    writer.transport.abort()
+                    return
+                number += 1
+                action = {"event": event.kind, **event.data}
+                _write(writer, {"channel": PEERS_CHANNEL, "seq": number, "action": action})
+                with contextlib.suppress(ConnectionError):
+                    await writer.drain()
+        writer.close()  # the node ended: let the session know
+
+    # -- verbs --------------------------------------------------------------------------------
+
+    def _status(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("text") is not None or request.get("presence") is not None:
+            self._driver.describe(request.get("presence"), request.get("text"))
+        return status_view(self._driver)
+
+    def _leave(self, _: dict[str, Any]) -> dict[str, Any]:
+        self._driver.end()
+        return {"agent": self._driver.agent, "pid": os.getpid()}
+
+
+def status_view(driver: Driver) -> dict[str, Any]:
+    """This agent at a glance (DESIGN 13)."""
+    counts = dict.fromkeys((state.value for state in PeerState if state != PeerState.LEFT), 0)
+    for peer in driver.peers():
+        if peer.state.value in counts:
+            counts[peer.state.value] += 1
+    me = driver.mesh.me
+    return {
+        "agent": driver.agent,
+        "name": me.name,
+        "role": me.role,
+        "mesh": driver.profile.mesh_name,
+        "presence": me.presence.value,
+        "status": me.status,
+        "pid": os.getpid(),
+        "uptime_s": round(time.time() - driver.started_at, 3),
+        "addresses": list(driver.addresses),
+        "peers": counts,
+        "outbox": {"queued": 0, "sent": 0},
+        "inbox": {"unread": 0},
+        "refused": dict(sorted(driver.refused().items())),
+        "health": driver.health(),
+        "version": me.version,
+    }
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError):
+        raise RemoteProtocolError("A session sent a line that is not JSON.") from None
+    if not isinstance(request, dict):
+        raise RemoteProtocolError("A session sent something other than a request.")
+    return request
+
+
+def _answer(
+    writer: asyncio.StreamWriter,
+    number: object,
+    result: object = None,
+    error: MeshError | None = None,
+) -> None:
+    if error is None:
+        _write(writer, {"id": number, "result": result})
+        return
+    words = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    _write(writer, {"id": number, "error": words})
+
+
+def _write(writer: asyncio.StreamWriter, value: object) -> None:
+    writer.write(json.dumps(value, separators=(",", ":")).encode() + b"\n")

@@ -1,0 +1,355 @@
+"""The driver: the one place where the core's effects are performed, in one order.
+
+Decides nothing about the protocol. Invariant, per turn: every Persist is committed and synced,
+then frames leave, then sessions hear of it. Effects that come while a commit is under way wait
+behind it, so nothing overtakes what it rests on, and they share the next commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshagent.core.codec import encode
+from meshagent.core.effects import (
+    CloneFound,
+    CloseLink,
+    Dial,
+    Effect,
+    PeerChanged,
+    Persist,
+    Transmit,
+)
+from meshagent.core.identity import Identity, MeshSecret, verify
+from meshagent.core.mesh import Mesh
+from meshagent.core.ports import Announcement, Discovery, Store, Transport
+from meshagent.core.records import STATUS_CHARACTERS_MAX, Record
+from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
+from meshagent.errors import CloneRunning, MeshError, UsageError
+from meshagent.node.subscribers import Event, Subscribers
+from meshagent.node.views import peer_view
+
+__all__ = ["Driver", "Profile"]
+
+ADDRESS_CHECK_S = 5.0  # interfaces come and go with Wi-Fi and VPNs; a look costs well under a ms
+RUN_SHIFT = 32  # an incarnation is the durable run number and a counter within the run
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Who this node is and what it says of itself at the start."""
+
+    identity: Identity
+    secret: MeshSecret
+    mesh_name: str
+    role: str
+    capabilities: tuple[str, ...]
+    host: str
+    version: str
+
+
+class Driver:
+    """One agent's running node."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        transport: Transport,
+        store: Store,
+        discoveries: Sequence[Discovery],
+        log: logging.Logger,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.profile = profile
+        self.agent: AgentId = profile.identity.agent
+        self.subscribers = Subscribers()
+        self.addresses: tuple[str, ...] = ()
+        self.started_at = time.time()
+        self.trouble = ""
+        self._run = ""
+        self._transport, self._store, self._discoveries = transport, store, discoveries
+        self._log = log
+        self._rng = rng or random.SystemRandom()
+        self._mesh: Mesh | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: list[list[Effect]] = []
+        self._committing: asyncio.Task[None] | None = None
+        self._address_task: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
+        self._end_error: MeshError | None = None
+        self._started: list[Callable[[], Any]] = []
+
+    # -- life ---------------------------------------------------------------------------------
+
+    async def start(self, listen: str, ports: Sequence[int]) -> None:
+        """Open the store, listen on the first free of `ports`, and look for others."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._start(listen, ports)
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _start(self, listen: str, ports: Sequence[int]) -> None:
+        self._started.append(self._store.close)
+        await self._store.open()
+        run = await self._store.next_run()
+        remembered = list(await self._store.peers())
+        self._started.append(self._transport.close)
+        self.addresses = await self._listen(listen, ports)
+        started_ms = time.time_ns() // 1_000_000
+        self._run = f"{self._rng.getrandbits(64):016x}"
+        self._mesh = Mesh(
+            self._first_record(run, started_ms), self.profile.identity,
+            self.profile.secret.mesh_id, verify, self._rng, self._loop.time(),
+        )  # fmt: skip
+        self._mesh.remember(remembered, self._loop.time())
+        self._log.info("joined as %s at %s", self.agent, ", ".join(self.addresses))
+        for discovery in self._discoveries:
+            self._started.append(discovery.close)
+            await discovery.start(self._announcement(), self._found)
+        self._address_task = asyncio.create_task(self._watch_addresses())
+        self._turn([])
+
+    async def _listen(self, listen: str, ports: Sequence[int]) -> tuple[str, ...]:
+        for port in ports[:-1]:
+            with contextlib.suppress(UsageError):
+                return await self._transport.start(listen, port, self)
+        return await self._transport.start(listen, ports[-1], self)
+
+    def _first_record(self, run: int, started_ms: int) -> Record:
+        profile = self.profile
+        return Record(
+            self.agent, profile.identity.key, run << RUN_SHIFT, started_ms, False, profile.role,
+            profile.capabilities, self.addresses, profile.host, Presence.IDLE, "", profile.version,
+        )  # fmt: skip
+
+    async def wait(self) -> None:
+        """Until the node is told to end, or has to; the reason it has to is raised."""
+        await self._ended.wait()
+        if self._end_error is not None:
+            raise self._end_error
+
+    def end(self, error: MeshError | None = None) -> None:
+        """Ask the node to end; `wait` returns, and `stop` does the work."""
+        self._end_error = self._end_error or error
+        self._ended.set()
+
+    async def stop(self) -> None:
+        """Say goodbye, then close everything. Safe to call twice."""
+        if self._mesh is not None:
+            mesh, self._mesh = self._mesh, None
+            self._apply(mesh.leave(self._loop.time()))
+            self._log.info("left")
+        self._ended.set()
+        await self._close()
+        self.subscribers.close()
+
+    async def _close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in (self._address_task, self._committing):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        while self._started:
+            try:
+                await self._started.pop()()
+            except Exception:
+                self._log.exception("closing failed")
+
+    # -- what sessions ask --------------------------------------------------------------------
+
+    @property
+    def mesh(self) -> Mesh:
+        """The engine; only while the node runs."""
+        if self._mesh is None:
+            raise UsageError("This node has ended.", hint="Join again.")
+        return self._mesh
+
+    def peers(self) -> list[Peer]:
+        """Everyone known, by id."""
+        return self.mesh.peers()
+
+    def peers_view(self) -> list[dict[str, Any]]:
+        """As `peers`, in JSON form."""
+        return [self.view(peer) for peer in self.peers()]
+
+    def view(self, peer: Peer) -> dict[str, Any]:
+        """A peer in JSON form."""
+        return peer_view(peer, self.clock_offset)
+
+    @property
+    def clock_offset(self) -> float:
+        """What to add to an engine time to get wall time."""
+        return time.time() - self._loop.time()
+
+    def me_view(self) -> dict[str, Any]:
+        """This agent as its peers see it."""
+        me = self.mesh.me
+        now = self._loop.time()
+        return self.view(
+            Peer(
+                me.agent,
+                me.name,
+                me.role,
+                PeerState.ALIVE,
+                me.presence,
+                me.status,
+                me.capabilities,
+                self.addresses,
+                me.host,
+                now,
+                me.version,
+            )  # fmt: skip
+        )
+
+    def refused(self) -> Counter[str]:
+        """Who was turned away, at the door and behind it."""
+        return self._transport.refused + self.mesh.refused()
+
+    def health(self) -> dict[str, str]:
+        """Each discovery source, and the store, in a word."""
+        states = {each.name: each.health() for each in self._discoveries}
+        return states | {"store": self.trouble or "ok"}
+
+    def describe(self, presence: str | None, status: str | None) -> None:
+        """Set what others see this agent doing."""
+        state = None
+        if presence is not None:
+            try:
+                state = Presence(presence)
+            except ValueError:
+                raise UsageError(
+                    f"{presence!r} is not a presence.",
+                    hint=f"Choose one of {', '.join(each.value for each in Presence)}.",
+                ) from None
+        if status is not None:
+            status = " ".join("".join(c if c.isprintable() else " " for c in status).split())
+            status = status[:STATUS_CHARACTERS_MAX]
+        self._turn(self.mesh.describe(self._loop.time(), state, status))
+
+    # -- what the adapters tell ---------------------------------------------------------------
+
+    def link_opened(self, link: LinkId, curve_key: bytes | None) -> None:
+        """A connection passed the door."""
+        if self._mesh is not None:
+            self._turn(self._mesh.opened(link, curve_key, self._loop.time()))
+
+    def link_received(self, link: LinkId, parts: Sequence[bytes]) -> None:
+        """A frame came."""
+        if self._mesh is not None:
+            self._turn(self._mesh.received_parts(link, parts, self._loop.time()))
+
+    def link_closed(self, link: LinkId, reason: str) -> None:
+        """A connection ended."""
+        if self._mesh is not None:
+            self._turn(self._mesh.closed(link, reason, self._loop.time()))
+
+    def _found(self, candidate: Candidate) -> None:
+        if self._mesh is None:
+            return
+        mine = candidate.agent == self.agent
+        if mine and set(candidate.addresses) & set(self.addresses):
+            return  # an echo of ourselves; another address would be a copy of this agent
+        self._mesh.found(candidate, self._loop.time())
+        self._turn([])
+
+    async def _watch_addresses(self) -> None:
+        while True:
+            await asyncio.sleep(ADDRESS_CHECK_S)
+            current = self._transport.addresses()
+            if current != self.addresses and self._mesh is not None:
+                self._log.info("addresses are now %s", ", ".join(current))
+                self.addresses = current
+                self._turn(self._mesh.describe(self._loop.time(), addresses=current))
+                for discovery in self._discoveries:
+                    await discovery.update(self._announcement())
+
+    def _announcement(self) -> Announcement:
+        return Announcement(self.agent, self.profile.secret.tag, self._run, self.addresses)
+
+    # -- effects ------------------------------------------------------------------------------
+
+    def _turn(self, effects: list[Effect]) -> None:
+        if self._committing is not None or any(isinstance(each, Persist) for each in effects):
+            self._waiting.append(effects)
+            if self._committing is None:
+                self._committing = asyncio.create_task(self._commit())
+        else:
+            self._apply(effects)
+        self._arm()
+
+    async def _commit(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                rows = [e.row for effects in batch for e in effects if isinstance(e, Persist)]
+                if rows:
+                    try:
+                        await self._store.commit(rows)
+                        self.trouble = ""
+                    except MeshError as error:
+                        # Peers' addresses are hints: a full disk must not end the membership.
+                        self.trouble = str(error)
+                        self._log.error("not saved: %s", error)
+                for effects in batch:
+                    self._apply(effects)
+        finally:
+            self._committing = None
+        self._arm()
+
+    def _apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Transmit(link, frame):
+                    self._transport.send(link, encode(frame))
+                case Dial(attempt, address):
+                    if self._mesh is not None:
+                        self._mesh.dialled(attempt, self._transport.dial(address))
+                case CloseLink(link):
+                    self._transport.close_link(link)
+        for effect in effects:
+            match effect:
+                case PeerChanged(peer):
+                    self._log.info("%s is %s", peer.agent, peer.state.value)
+                    self.subscribers.tell(Event("peer", self.view(peer)))
+                case CloneFound(stop, where):
+                    self._clone_found(stop, where)
+
+    def _clone_found(self, stop: bool, where: str) -> None:
+        self._log.warning("a copy of this agent runs elsewhere (%s)", where)
+        self.subscribers.tell(Event("clone", {"where": where, "stop": stop}))
+        if stop:
+            self.end(
+                CloneRunning(
+                    f"Another node already runs as {self.agent}, from a copy of its folder.",
+                    hint="Stop that one first, or join here with another --role or --name.",
+                    agent=self.agent,
+                    where=where,
+                )
+            )
+
+    # -- timers -------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        if self._mesh is None:
+            return
+        at = self._mesh.deadline()
+        if self._timer is not None:
+            if at is not None and self._timer.when() <= at and not self._timer.cancelled():
+                return  # an early wake-up is cheaper than a new timer for every frame
+            self._timer.cancel()
+        self._timer = None if at is None else self._loop.call_at(at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._mesh is not None:
+            self._turn(self._mesh.on_timer(self._loop.time()))

@@ -1,0 +1,246 @@
+"""The one module that puts the default adapters together into a running node.
+
+Everything a `join` needs, from the command line or embedded, goes through `open_node`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import ipaddress
+import logging
+import logging.handlers
+import os
+import platform
+import stat
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshagent._version import __version__
+from meshagent.core.identity import MeshSecret
+from meshagent.core.ports import Announcement, Discovery
+from meshagent.core.records import HOST_CHARACTERS_MAX
+from meshagent.core.types import Candidate
+from meshagent.errors import StorageError, UsageError
+from meshagent.node.agents import LockedAgent, take_agent
+from meshagent.node.control import ControlServer
+from meshagent.node.driver import Driver, Profile
+from meshagent.session import runtime_folder
+from meshagent.storage.folder import MeshFolder, find_mesh, personal_mesh
+from meshagent.storage.settings import DISCOVERY_CHOICES, Settings
+
+__all__ = ["JoinOptions", "RunningNode", "open_mesh", "open_node"]
+
+LOG_BYTES_MAX = 1024 * 1024
+LOG_FILES_MAX = 3
+PORT_FIRST = 21000  # below Linux's ephemeral range, so an agent's own port is usually free
+PORTS = 11000
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """What a caller of join may say; empty means what mesh.toml or the default says."""
+
+    role: str
+    name: str | None = None
+    capabilities: tuple[str, ...] = ()
+    discovery: str | None = None
+    listen: str | None = None
+    peers: tuple[str, ...] = ()
+    agent: str | None = None
+
+
+@dataclass(slots=True)
+class RunningNode:
+    """A node that has joined."""
+
+    driver: Driver
+    agent: LockedAgent
+    mesh: MeshFolder
+    warnings: list[str]
+
+
+def open_mesh(dir_option: str | os.PathLike[str] | None) -> MeshFolder:
+    """The mesh that a command is about; outside any project the personal one, made when needed."""
+    chosen = Path(dir_option) if dir_option is not None else None
+    found = find_mesh(Path.cwd(), chosen, os.environ)
+    mesh = MeshFolder(found or personal_mesh(os.environ))
+    if not mesh.exists:
+        if found is not None:
+            raise UsageError(
+                f"There is no mesh in {mesh.path}.",
+                hint=f"Make one: meshagent init {mesh.path.parent}",
+            )
+        mesh.create("personal")
+    return mesh
+
+
+@asynccontextmanager
+async def open_node(mesh: MeshFolder, options: JoinOptions) -> AsyncIterator[RunningNode]:
+    """Join: everything is checked before anything is made, and undone when it fails."""
+    from meshagent.discovery.addresses import parse_address
+
+    settings = mesh.read_settings()
+    secret = MeshSecret(mesh.read_secret())
+    host, ports = _where_to_listen(_first(options.listen, settings.listen))
+    sources = _sources(_first(options.discovery, settings.discovery))
+    for peer in options.peers:
+        parse_address(peer)
+    agent = take_agent(mesh, options.role, options.name, options.capabilities, options.agent)
+    log, close_log = _open_log(agent)
+    try:
+        if ports is None:
+            ports = (_own_port(agent), 0)
+        peers = (*settings.peers, *options.peers)
+        driver, control = _assemble(mesh, agent, secret, settings, host, sources, peers, log)
+        await control.start()
+        try:
+            await driver.start(host, ports)
+            warnings = [*mesh.warnings, *agent.folder.warnings]
+            yield RunningNode(driver, agent, mesh, warnings)
+        finally:
+            await driver.stop()
+            await control.close()
+    finally:
+        close_log()
+        agent.lock.release()
+
+
+def _assemble(
+    mesh: MeshFolder,
+    agent: LockedAgent,
+    secret: MeshSecret,
+    settings: Settings,
+    host: str,
+    sources: frozenset[str],
+    peers: Sequence[str],
+    log: logging.Logger,
+) -> tuple[Driver, ControlServer]:
+    from meshagent.storage.sqlite import SqliteStore
+    from meshagent.transports.zmq import ZmqTransport
+
+    identity = agent.identity
+    transport = ZmqTransport(*secret.door(), identity.curve_public, identity.curve_secret)
+    profile = Profile(
+        identity, secret, settings.name, agent.info.role, agent.info.capabilities,
+        platform.node()[:HOST_CHARACTERS_MAX] or "unknown", __version__,
+    )  # fmt: skip
+    socket = _control_path(agent)
+    discoveries = _discoveries(mesh, agent, host, sources, peers, socket)
+    driver = Driver(profile, transport, SqliteStore(agent.folder.database), discoveries, log)
+    return driver, ControlServer(driver, socket, log)
+
+
+def _discoveries(
+    mesh: MeshFolder,
+    agent: LockedAgent,
+    host: str,
+    sources: frozenset[str],
+    peers: Sequence[str],
+    socket: Path,
+) -> list[Discovery]:
+    from meshagent.discovery.file import FileDiscovery
+    from meshagent.discovery.static import StaticDiscovery
+
+    extra = {"control": str(socket), "name": agent.info.name, "role": agent.info.role}
+    registry: Discovery = FileDiscovery(mesh.registry, extra)
+    if "file" not in sources:
+        registry = _Unheard(registry)  # sessions still find the node by its file
+    found: list[Discovery] = [registry]
+    if peers:
+        found.append(StaticDiscovery(peers))
+    if "mdns" in sources:
+        from meshagent.discovery.mdns import MdnsDiscovery
+
+        found.append(MdnsDiscovery([host] if host else None))
+    return found
+
+
+class _Unheard:
+    """A source that announces and whose candidates nobody hears."""
+
+    def __init__(self, inner: Discovery) -> None:
+        self.name = inner.name
+        self._inner = inner
+
+    async def start(self, me: Announcement, found: Callable[[Candidate], None]) -> None:
+        await self._inner.start(me, lambda _: None)
+
+    async def update(self, me: Announcement) -> None:
+        await self._inner.update(me)
+
+    def health(self) -> str:
+        return self._inner.health()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+def _sources(choice: str) -> frozenset[str]:
+    if choice not in DISCOVERY_CHOICES:
+        raise UsageError(
+            f"{choice!r} is not a way of discovery.",
+            hint=f"Choose one of {', '.join(DISCOVERY_CHOICES)}.",
+        )
+    return {
+        "auto": frozenset({"file", "mdns"}),
+        "mdns": frozenset({"mdns"}),
+        "file": frozenset({"file"}),
+        "none": frozenset(),
+    }[choice]
+
+
+def _where_to_listen(text: str) -> tuple[str, tuple[int, ...] | None]:
+    """Host ("" for all interfaces), and the port when one is asked for."""
+    from meshagent.discovery.addresses import parse_address
+
+    if text in ("", "*", "0.0.0.0", "::"):  # noqa: S104 - the person asked for all interfaces
+        return "", None
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(text.strip("[]"))), None
+    if text.startswith((":", "*:")):
+        text = "0.0.0.0:" + text.rpartition(":")[2]
+    if ":" not in text:
+        return text, None
+    host, port = parse_address(text)
+    return ("" if host == "0.0.0.0" else host), (port,)  # noqa: S104
+
+
+def _own_port(agent: LockedAgent) -> int:
+    """Each agent tries the same port at every start, so that `--peer host:port` keeps working."""
+    digest = hashlib.sha256(b"port" + agent.identity.key).digest()
+    return PORT_FIRST + int.from_bytes(digest[:4], "big") % PORTS
+
+
+def _control_path(agent: LockedAgent) -> Path:
+    """In a folder that only this user can enter; checked, since /tmp is everybody's."""
+    folder = runtime_folder()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
+    if not private or status.st_uid != os.getuid():
+        raise StorageError(
+            f"{folder} is not a private folder of yours, so no session could trust it.",
+            hint=f"Remove it, or set XDG_RUNTIME_DIR to a folder of your own. Owner: {status.st_uid}.",
+        )
+    name = hashlib.sha256(os.fsencode(agent.folder.path.resolve())).hexdigest()[:24]
+    return folder / f"{name}.sock"
+
+
+def _open_log(agent: LockedAgent) -> tuple[logging.Logger, Callable[[], None]]:
+    """A logger of this node's own: several nodes in one process do not mix."""
+    handler = logging.handlers.RotatingFileHandler(
+        agent.folder.log_file, maxBytes=LOG_BYTES_MAX, backupCount=LOG_FILES_MAX - 1
+    )
+    formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    formatter.default_msec_format = "%s.%03d"
+    handler.setFormatter(formatter)
+    log = logging.Logger(f"meshagent.{agent.info.agent}", logging.INFO)
+    log.addHandler(handler)
+    return log, handler.close
+
+
+def _first(option: str | None, setting: str) -> str:
+    return setting if option is None else option

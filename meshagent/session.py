@@ -1,0 +1,142 @@
+"""A local client of a running node, for commands. Standard library only, so that it starts fast.
+
+Decides which agent a command speaks as. Never touches the database or the network.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from meshagent.discovery.registry import RegistryEntry, read_registry
+from meshagent.errors import AmbiguousPeer, MeshError, NoSuchPeer, NotRunning
+
+__all__ = ["Session", "attach", "choose_agent", "running_agents"]
+
+ANSWER_TIMEOUT_S = 10.0  # a node answers in milliseconds; one that is stopped never does
+
+
+class Session:
+    """A connection to one node."""
+
+    def __init__(self, entry: RegistryEntry) -> None:
+        self.agent = entry.agent
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(ANSWER_TIMEOUT_S)
+        try:
+            self._socket.connect(str(entry.extra.get("control", "")))
+        except OSError as error:
+            self._socket.close()
+            raise NotRunning(
+                f"The node of {entry.agent} (pid {entry.pid}) does not answer: {error}.",
+                hint="If it hangs, end it with 'kill' and join again.",
+            ) from None
+        self._reader = self._socket.makefile("rb")
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
+        self._socket.close()
+
+    def ask(self, verb: str, **arguments: object) -> Any:
+        """The node's answer; an error that the node reports is raised here."""
+        request = {"id": 1, "do": verb, **arguments}
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            line = self._reader.readline()
+        except OSError as error:
+            raise self._silent(error) from None
+        if not line:
+            raise self._silent("it closed the connection")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise _raised_there(answer["error"])
+        return answer["result"]
+
+    def watch(self) -> Iterator[dict[str, Any]]:
+        """The snapshot, then every action, until the node ends."""
+        yield self.ask("subscribe", channel="mesh-peers:/")
+        self._socket.settimeout(None)
+        for line in self._reader:
+            yield json.loads(line)["action"]
+
+    def _silent(self, why: object) -> NotRunning:
+        return NotRunning(
+            f"The node of {self.agent} gave no answer: {why}.",
+            hint="See its node.log, or end it and join again.",
+        )
+
+
+def running_agents(registry: Path) -> list[RegistryEntry]:
+    """The nodes of this mesh that run on this machine and can be attached to."""
+    return [
+        entry
+        for entry in read_registry(registry)
+        if entry.is_local() and entry.is_running() and entry.extra.get("control")
+    ]
+
+
+def attach(
+    registry: Path, wanted: str | None, environ: Mapping[str, str], *, any_will_do: bool = False
+) -> Session:
+    """A session with the node that a command speaks to: `--as`, MESHAGENT_AGENT, or the only one."""
+    return Session(
+        choose_agent(
+            running_agents(registry), wanted or environ.get("MESHAGENT_AGENT"), any_will_do
+        )
+    )
+
+
+def choose_agent(
+    running: list[RegistryEntry], wanted: str | None, any_will_do: bool
+) -> RegistryEntry:
+    """The one that is meant: by id, unique prefix or name; without a word, the only one."""
+    if wanted:
+        matching = [each for each in running if each.agent == wanted] or [
+            each for each in running if wanted == each.agent[:-9] or each.agent.startswith(wanted)
+        ]
+        if not matching:
+            raise NoSuchPeer(
+                f"No running agent here answers to {wanted!r}.",
+                hint=_who_runs(running),
+            )
+    else:
+        matching = running
+    if not matching:
+        raise NotRunning(
+            "No agent of this mesh is running on this machine.",
+            hint="Start one: meshagent join --role tester",
+        )
+    if len(matching) > 1 and not any_will_do:
+        ids = ", ".join(each.agent for each in matching)
+        raise AmbiguousPeer(
+            f"{len(matching)} agents run here: {ids}.",
+            hint=f"Say which one: --as {matching[0].agent}",
+        )
+    return matching[0]
+
+
+def _who_runs(running: list[RegistryEntry]) -> str:
+    if not running:
+        return "None is running; start one: meshagent join --role tester"
+    return f"Running here: {', '.join(each.agent for each in running)}."
+
+
+def _raised_there(words: dict[str, Any]) -> MeshError:
+    error = MeshError(str(words.get("message")), hint=str(words.get("hint", "")))
+    error.exit_code = int(words.get("exit_code", 1))
+    return error
+
+
+def runtime_folder() -> Path:
+    """A private folder for sockets with a short path: the kernel allows about 100 characters."""
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    if base and len(base) < 40 and os.access(base, os.W_OK):
+        return Path(base) / "meshagent"
+    return Path(f"/tmp/meshagent-{os.getuid()}")  # noqa: S108 - owner and mode are checked below
