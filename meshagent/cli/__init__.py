@@ -1,1 +1,74 @@
-"""The command line."""
+"""The command line: verbs, options and exit codes of DESIGN 13. Loads each command on demand."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from meshagent._version import __version__
+from meshagent.cli.output import print_error
+from meshagent.errors import MeshError
+
+__all__ = ["main"]
+
+INTERRUPTED_EXIT_CODE = 130
+
+_COMMANDS = (
+    "init",
+    "invite",
+    "join",
+    "leave",
+    "peers",
+    "status",
+    "doctor",
+    "completion",
+)
+
+
+class _LazyGroup(click.Group):
+    """Finds `meshagent.cli.<name>.command` when the command is used; in the order of the tour."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"meshagent.cli.{cmd_name}").command
+        return command
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Start here:  meshagent join --role tester",
+)
+@click.version_option(__version__, prog_name="meshagent")
+def group() -> None:
+    """Let coding agents find each other and talk directly: no broker, no account, no set-up."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        code = group.main(args=list(arguments), prog_name="meshagent", standalone_mode=False)
+    except MeshError as error:
+        print_error(error, as_json="--json" in arguments)
+        code = error.exit_code
+    except click.exceptions.Exit as done:
+        code = done.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        code = INTERRUPTED_EXIT_CODE
+    except BrokenPipeError:
+        # The reader has gone; leave quietly, and keep Python from complaining at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)

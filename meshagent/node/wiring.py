@@ -223,7 +223,7 @@ def _control_path(agent: LockedAgent) -> Path:
     if not private or status.st_uid != os.getuid():
         raise StorageError(
             f"{folder} is not a private folder of yours, so no session could trust it.",
-            hint=f"Remove it, or set XDG_RUNTIME_DIR to a folder of your own. Owner: {status.st_uid}.",
+            hint="Remove it, or set XDG_RUNTIME_DIR to a folder of your own.",
         )
     name = hashlib.sha256(os.fsencode(agent.folder.path.resolve())).hexdigest()[:24]
     return folder / f"{name}.sock"

@@ -1,0 +1,41 @@
+"""`meshagent init`: a mesh for a project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from meshagent.cli.options import Common, common_options
+from meshagent.cli.output import notice, print_json
+
+__all__ = ["command"]
+
+
+@click.command("init")
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path())
+@click.option("--name", help="What people call the mesh; the folder's name otherwise.")
+@common_options
+def command(common: Common, folder: str | None, name: str | None) -> None:
+    """Make this project's mesh, in a .meshagent folder.
+
+    Example:  meshagent init
+    """
+    from meshagent.core.identity import MeshSecret
+    from meshagent.storage.folder import FOLDER_NAME, MeshFolder
+
+    project = Path(folder or common.dir or ".").resolve()
+    mesh = MeshFolder(project if project.name == FOLDER_NAME else project / FOLDER_NAME)
+    created = mesh.create(name or mesh.path.parent.name or "mesh")
+    settings = mesh.read_settings()
+    if common.json:
+        tag = MeshSecret(mesh.read_secret()).tag
+        print_json({"mesh": settings.name, "dir": str(mesh.path), "created": created, "tag": tag})
+        return
+    word = "Made" if created else "There is already"
+    click.echo(f"{word} the mesh {settings.name!r} in {mesh.path}")
+    notice(
+        "Next:   meshagent join --role tester      in each terminal or editor of this project\n"
+        "        meshagent invite                  for another machine",
+        common.quiet,
+    )

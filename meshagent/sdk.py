@@ -1,0 +1,120 @@
+"""Embedding: `async with meshagent.join(role="tester") as node`. Same verbs as the command line.
+
+No global state, no thread left behind; several nodes may live in one process, under a loop that
+somebody else started.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from meshagent.core.types import AgentId, Peer
+from meshagent.node.subscribers import Event
+
+__all__ = ["Event", "Node", "join"]
+
+
+class Node:
+    """A running node, as `join` gives it."""
+
+    def __init__(self, running: Any) -> None:
+        self._driver = running.driver
+        self.agent: AgentId = running.driver.agent
+        """This agent's id."""
+        self.role: str = running.driver.profile.role
+        self.mesh: str = running.driver.profile.mesh_name
+
+    def __repr__(self) -> str:
+        return f"<Node {self.agent}>"
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others may dial this node."""
+        addresses: tuple[str, ...] = self._driver.addresses
+        return addresses
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Every other agent known, by id; `last_heard` is seconds since the epoch."""
+        offset = self._driver.clock_offset
+        return [
+            peer if peer.last_heard is None else replace(peer, last_heard=peer.last_heard + offset)
+            for peer in self._driver.peers()
+        ]
+
+    async def events(self) -> AsyncIterator[Event]:
+        """First one event for each peer known now, then every change, until the node ends."""
+        with self._driver.subscribers.subscribe() as events:
+            for peer in self._driver.peers_view():
+                yield Event("peer", peer)
+            async for event in events:
+                yield event
+
+    def status(self, text: str | None = None, *, presence: str | None = None) -> dict[str, Any]:
+        """This agent at a glance; with `text` or `presence`, sets what others see first."""
+        from meshagent.node.control import status_view
+
+        if text is not None or presence is not None:
+            self._driver.describe(presence, text)
+        return status_view(self._driver)
+
+    async def wait(self) -> None:
+        """Until the node is told to leave (by `meshagent leave`), or has to: then it raises why."""
+        await self._driver.wait()
+
+    def leave(self) -> None:
+        """End `wait`; the node itself ends with its `async with` block."""
+        self._driver.end()
+
+
+class _Join:
+    """What `join` returns: nothing happens until it is entered."""
+
+    def __init__(self, dir: str | os.PathLike[str] | None, options: dict[str, Any]) -> None:
+        self._dir, self._options = dir, options
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Node:
+        from meshagent.node.wiring import JoinOptions, open_mesh, open_node
+
+        mesh = open_mesh(self._dir)
+        running = await self._stack.enter_async_context(
+            open_node(mesh, JoinOptions(**self._options))
+        )
+        return Node(running)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+
+def join(
+    role: str,
+    name: str | None = None,
+    dir: str | os.PathLike[str] | None = None,
+    listen: str | None = None,
+    discovery: str = "auto",
+    peers: Iterable[str] = (),
+    capabilities: Iterable[str] = (),
+) -> _Join:
+    """Join the mesh of this folder (or `dir`) as an agent, for as long as the block runs."""
+    return _Join(
+        dir,
+        {
+            "role": role,
+            "name": name,
+            "listen": os.environ.get("MESHAGENT_LISTEN") if listen is None else listen,
+            "discovery": None if discovery == "auto" else discovery,
+            "peers": tuple(peers),
+            "capabilities": tuple(capabilities),
+        },
+    )
