@@ -85,7 +85,7 @@ def running_agents(registry: Path) -> list[RegistryEntry]:
 def attach(
     registry: Path, wanted: str | None, environ: Mapping[str, str], *, any_will_do: bool = False
 ) -> Session:
-    """A session with the node that a command speaks to: `--as`, MESHAGENT_AGENT, or the only one."""
+    """A session with the node that a command speaks to: `--as`, MESHAGENT_AGENT, the only one."""
     return Session(
         choose_agent(
             running_agents(registry), wanted or environ.get("MESHAGENT_AGENT"), any_will_do

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from meshagent.cli.options import Common, common_options
-from meshagent.cli.output import notice, print_json, warn
+from meshagent.cli.output import notice, warn
 from meshagent.errors import UsageError
 
 __all__ = ["command"]

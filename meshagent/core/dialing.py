@@ -47,7 +47,7 @@ class Target:
     last_agent: str = ""
 
     def in_order(self) -> list[str]:
-        """Addresses as they should be tried: what answered last, then others, loopback at the end."""
+        """The order to try them in: what answered last, then others, loopback at the end."""
         return sorted(self.addresses, key=lambda each: (each != self.good, _is_loopback(each)))
 
 

@@ -1,7 +1,8 @@
 """What the core asks the driver to do, as frozen values.
 
 The driver's contract, per turn: commit every Persist in one transaction, then Dial, Transmit and
-CloseLink in their order, then report the rest. So nothing leaves before what it rests on is durable.
+CloseLink in their order, then report the rest. So nothing leaves before what it rests on is
+durable.
 """
 
 from __future__ import annotations

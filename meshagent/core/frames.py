@@ -170,7 +170,7 @@ class Welcome(Frame):
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Frame):
-    """The link will not be opened, or not go on; the code is for programs, the reason for people."""
+    """The link will not be opened, or not go on: `why` for programs, the reason for people."""
 
     code: ClassVar[int] = 3
     checks: ClassVar[tuple[Check_, ...]] = (text, text, blob)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from meshagent.core.dialing import Dialing, DialingConfig
@@ -48,7 +48,10 @@ class LinksConfig:
     """How long an older link may take to show that its end still runs."""
     courtesy_s: float = 0.6
     """Of two that learn of each other at once, the larger id waits this long for the smaller."""
-    dialing: DialingConfig = DialingConfig()
+    dialing: DialingConfig = field(default_factory=DialingConfig)
+
+
+NOBODY = AgentId("")
 
 
 class LinkState(Enum):
@@ -81,7 +84,7 @@ class Link:
     expected: str = ""
     curve_key: bytes | None = None
     nonce: bytes = b""
-    agent: AgentId = AgentId("")
+    agent: AgentId = NOBODY
     started_ms: int = 0
     record: bytes = b""
     hello: Hello | None = None

@@ -416,7 +416,7 @@ class Membership:
         member.heard_at = now
         if member.state is PeerState.ALIVE or member.state is PeerState.LEFT:
             return []
-        effects = self._tell(member, now)
+        effects = self._tell(agent, list((member.accusers or {}).values()), now)
         self._acquit(member)
         return effects + self._become(member, PeerState.ALIVE, now)
 
@@ -425,15 +425,14 @@ class Membership:
         self._gossip.drop(f"{member.record.agent} by ")
         member.accusers = None
 
-    def _tell(self, member: Member, now: float) -> list[Effect]:
+    def _tell(self, agent: AgentId, words: list[bytes], now: float) -> list[Effect]:
         """Let the accused know, so that it can refute; at most once per second each."""
-        agent = member.record.agent
-        if now < self._told.get(agent, 0.0) or not member.accusers:
+        if now < self._told.get(agent, 0.0) or not words:
             return []
         if len(self._told) >= TOLD_MAX:
             self._told.clear()
         self._told[agent] = now + self._config.probe_fail_s
-        return [Send(agent, Gossip(tuple(member.accusers.values())[:UPDATES_PER_FRAME_MAX]))]
+        return [Send(agent, Gossip(tuple(words[:UPDATES_PER_FRAME_MAX])))]
 
     def _learn(self, updates: Iterable[bytes], source: AgentId, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -452,13 +451,9 @@ class Membership:
     def _learn_record(self, word: Signed, record: Record, now: float) -> list[Effect]:
         agent = record.agent
         if agent == self._me.agent:
-            if (
-                record.key == self._me.key
-                and record.incarnation >= self._me.incarnation
-                and (word.data != self._my_word.data)
-            ):
-                if self._is_genuine(word, record.key):
-                    self._refute(record.incarnation)
+            news = record.incarnation >= self._me.incarnation and word.data != self._my_word.data
+            if news and record.key == self._me.key and self._is_genuine(word, record.key):
+                self._refute(record.incarnation)
             return []
         member = self._members.get(agent)
         if member is not None and record.incarnation <= member.record.incarnation:
@@ -488,18 +483,13 @@ class Membership:
         if (
             member is None
             or accusation.incarnation != member.record.incarnation
-            or _RANK[accusation.state] < _RANK[member.state]
             or member.state in (PeerState.GONE, PeerState.LEFT)
-            or accusation.accuser in (member.accusers or ())
-            and accusation.state is PeerState.SUSPECT
+            or word.data in (member.accusers or {}).values()
             or not self._is_known(word, accusation)
         ):
             return []
         if member.heard_at is not None and now - member.heard_at < self._config.probe_fail_s:
-            member.accusers, before = {accusation.accuser: word.data}, member.accusers
-            effects = self._tell(member, now)
-            member.accusers = before
-            return effects
+            return self._tell(accusation.subject, [word.data], now)
         if accusation.state is PeerState.GONE:
             return self._bury(member, word, now)
         return self._suspect(member, word, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import NewType
 
 from meshagent.errors import UsageError
@@ -29,7 +29,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}\Z")
 _AGENT_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}-[a-z2-7]{8}\Z")
 
 
-class PeerState(str, Enum):
+class PeerState(StrEnum):
     """How this agent sees another. Only traffic makes a peer ALIVE."""
 
     ALIVE = "alive"
@@ -38,7 +38,7 @@ class PeerState(str, Enum):
     LEFT = "left"
 
 
-class Presence(str, Enum):
+class Presence(StrEnum):
     """What an agent says of itself."""
 
     IDLE = "idle"
@@ -95,8 +95,8 @@ def check_name(text: str, field: str) -> str:
     """`text` if it may be a role, a name or a capability; otherwise a UsageError."""
     if not _NAME.match(text):
         raise UsageError(
-            f"The {field} {text!r} can't be used: it may hold lower-case letters, digits, '.', '_' "
-            f"and '-', starts with a letter or digit, and has at most {NAME_CHARACTERS_MAX} of them.",
+            f"The {field} {text!r} can't be used: it may hold up to {NAME_CHARACTERS_MAX} lower-case "
+            "letters, digits, '.', '_' and '-', and begins with a letter or digit.",
             hint=f"Try {_suggest_name(text)!r}.",
         )
     return text

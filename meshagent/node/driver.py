@@ -194,22 +194,11 @@ class Driver:
     def me_view(self) -> dict[str, Any]:
         """This agent as its peers see it."""
         me = self.mesh.me
-        now = self._loop.time()
-        return self.view(
-            Peer(
-                me.agent,
-                me.name,
-                me.role,
-                PeerState.ALIVE,
-                me.presence,
-                me.status,
-                me.capabilities,
-                self.addresses,
-                me.host,
-                now,
-                me.version,
-            )  # fmt: skip
-        )
+        seen = Peer(
+            me.agent, me.name, me.role, PeerState.ALIVE, me.presence, me.status,
+            me.capabilities, self.addresses, me.host, self._loop.time(), me.version,
+        )  # fmt: skip
+        return self.view(seen)
 
     def refused(self) -> Counter[str]:
         """Who was turned away, at the door and behind it."""

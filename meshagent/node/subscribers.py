@@ -19,7 +19,7 @@ WAITING_EVENTS_MAX = 1024  # a mesh of 1,000 changing at once still fits
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something happened: `kind` is joined, peer, clone, lagged or left; `data` is its JSON form."""
+    """Something happened: `kind` is peer, clone or lagged; `data` is its JSON form."""
 
     kind: str
     data: dict[str, Any]

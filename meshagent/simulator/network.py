@@ -110,7 +110,7 @@ class Network:
             self._tell_other(end, "lost")
 
     def vanish(self, owner: Endpoint, *, silently: bool) -> None:
-        """The owner's process ends: its kernel closes its connections, or the machine lost power."""
+        """The owner's process ends: its kernel closes connections, or the machine lost power."""
         for address in [at for at, who in self._listening.items() if who is owner]:
             del self._listening[address]
         for key in [each for each in self._ends if each[0] == owner.name]:
