@@ -7,7 +7,6 @@ and the tag that discovery shows. Invariant: nothing derived here leads back to 
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 from typing import Protocol
@@ -20,6 +19,7 @@ __all__ = ["Identity", "MeshSecret", "Signer", "Verify", "agent_id_for", "curve_
 SECRET_BYTES_MIN = 16
 SEED_BYTES = 32
 FINGERPRINT_CHARACTERS = 8
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's: nothing that reads like another
 
 
 class Signer(Protocol):
@@ -42,7 +42,8 @@ class Verify(Protocol):
 def fingerprint(key: bytes) -> str:
     """Eight characters of a key's hash, as they stand in agent ids."""
     digest = hashlib.sha256(b"meshagent fingerprint 1" + key).digest()
-    return base64.b32encode(digest)[:FINGERPRINT_CHARACTERS].decode().lower()
+    number = int.from_bytes(digest[:5], "big")  # 8 characters of 5 bits
+    return "".join(_ALPHABET[number >> shift & 31] for shift in range(35, -1, -5))
 
 
 def agent_id_for(name: str, key: bytes) -> AgentId:

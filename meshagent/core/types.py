@@ -26,7 +26,7 @@ LinkId = NewType("LinkId", int)
 
 NAME_CHARACTERS_MAX = 32  # fits a DNS label together with the fingerprint and a run suffix
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}\Z")
-_AGENT_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}-[a-z2-7]{8}\Z")
+_AGENT_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}-[0-9a-hjkmnp-tv-z]{8}\Z")
 
 
 class PeerState(StrEnum):
