@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -84,6 +85,8 @@ async def _run(mesh: Any, options: Any, common: Common, ready_fd: int | None) ->
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, node.driver.end)
         warn(node.warnings, common.quiet)
+        if common.verbose:
+            node.log.addHandler(logging.StreamHandler(sys.stderr))
         view = choose_view(node, common, ready_fd)
         with node.driver.subscribers.subscribe() as events:
             show = asyncio.create_task(view.run(events))

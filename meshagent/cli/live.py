@@ -34,7 +34,11 @@ def choose_view(node: RunningNode, common: Common, ready_fd: int | None) -> Line
     """The view that fits who is looking."""
     if common.json or ready_fd is not None:
         return JsonView(node, ready_fd)
-    if sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb") and not common.quiet:
+    if (
+        sys.stdout.isatty()
+        and os.environ.get("TERM", "") not in ("", "dumb")
+        and not (common.quiet or common.verbose)
+    ):
         return LiveView(node)
     return LineView(node)
 

@@ -38,7 +38,7 @@ OPTIONAL_FROM = 128
 
 HEADER_BYTES_MAX = 512 * 1024  # a Sync digest of members_max entries, with room
 PARTS_MAX = 64  # a header and its payload parts
-TEXT_BYTES_MAX = 200  # ids, reasons and the like; people's texts have limits of their own
+TEXT_CHARACTERS_MAX = 200  # ids, reasons and the like; people's texts have limits of their own
 KEY_BYTES = 32
 NONCE_BYTES = 16
 SIGNATURE_BYTES = 64
@@ -63,8 +63,8 @@ def whole(value: Any) -> int:
 
 
 def text(value: Any) -> str:
-    """A short text of at most 200 bytes."""
-    if type(value) is not str or len(value) > TEXT_BYTES_MAX:
+    """A short text of at most 200 characters."""
+    if type(value) is not str or len(value) > TEXT_CHARACTERS_MAX:
         raise _wrong("a short text", value)
     return value
 

@@ -14,6 +14,7 @@ refutes. Any frame counts as having heard.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable
@@ -123,7 +124,8 @@ class Membership:
         self._probes: dict[int, Probe] = {}
         self._relays: dict[int, Relay] = {}
         self._told: dict[AgentId, float] = {}
-        self._suspects: set[AgentId] = set()
+        self._suspects: dict[AgentId, None] = {}  # not a set: the same seed gives the same order
+        self._verdict_at = math.inf  # when the first suspect's time is up, or before
         self._seq = 0
         self._tick_at = now + rng.uniform(0, config.probe_interval_s)
         self._gossip_at = now
@@ -261,8 +263,10 @@ class Membership:
         for seq in [seq for seq, relay in self._relays.items() if now >= relay.nack_at]:
             relay = self._relays.pop(seq)
             effects.append(Send(relay.requester, Nack(relay.their_seq)))
-        for agent in [each for each in self._suspects if now >= self._time_is_up(each)]:
-            effects += self._give_up(self._members[agent], now)
+        if now >= self._verdict_at:
+            for agent in [each for each in self._suspects if now >= self._time_is_up(each)]:
+                effects += self._give_up(self._members[agent], now)
+            self._plan_verdict()
         if now >= self._tick_at:
             effects += self._tick(now)
         if now >= self._sync_at:
@@ -274,11 +278,12 @@ class Membership:
     def deadline(self) -> float | None:
         """When on_timer is wanted next."""
         times = [self._tick_at, self._sync_at]
+        if self._suspects:
+            times.append(self._verdict_at)
         if self._gossip:
             times.append(self._gossip_at)
         times += [p.fail_at if p.asked else p.ask_helpers_at for p in self._probes.values()]
         times += [relay.nack_at for relay in self._relays.values()]
-        times += [self._time_is_up(agent) for agent in self._suspects]
         return min(times)
 
     # -- probing ------------------------------------------------------------------------------
@@ -354,6 +359,7 @@ class Membership:
         for agent in self._suspects:
             self._members[agent].suspected_at = now
         self._quiet_until = now + self._config.probe_fail_s
+        self._plan_verdict()
 
     # -- suspicion ----------------------------------------------------------------------------
 
@@ -377,7 +383,8 @@ class Membership:
             return []
         member.accusers[accusation.accuser] = word.data
         self._gossip.put(f"{agent} by {accusation.accuser}", word.data)
-        self._suspects.add(agent)
+        self._suspects[agent] = None
+        self._verdict_at = min(self._verdict_at, self._time_is_up(agent))
         if self._rng.random() < 3 * self._config.agreeing / max(1, len(self._order)):
             self._order.hurry(agent)
         return self._become(member, PeerState.SUSPECT, now)
@@ -390,13 +397,16 @@ class Membership:
         patience = suspicion_s(members, agreeing, needed, self._config.suspicion_s)
         return max(member.suspected_at + patience, self._quiet_until)
 
+    def _plan_verdict(self) -> None:
+        self._verdict_at = min(map(self._time_is_up, self._suspects), default=math.inf)
+
     def _give_up(self, member: Member, now: float) -> list[Effect]:
         word = self._word_against(member, PeerState.GONE)
         return self._bury(member, word, now)
 
     def _bury(self, member: Member, word: Signed, now: float) -> list[Effect]:
         agent = member.record.agent
-        self._suspects.discard(agent)
+        self._suspects.pop(agent, None)
         self._gossip.drop(f"{agent} by ")
         member.accusers = {self._me.agent: word.data}
         self._gossip.put(f"{agent} by gone", word.data)
@@ -421,7 +431,9 @@ class Membership:
         return effects + self._become(member, PeerState.ALIVE, now)
 
     def _acquit(self, member: Member) -> None:
-        self._suspects.discard(member.record.agent)
+        if member.accusers is None:
+            return  # nobody accuses it, so nothing about it waits: the usual case, and often
+        self._suspects.pop(member.record.agent, None)
         self._gossip.drop(f"{member.record.agent} by ")
         member.accusers = None
 
@@ -510,10 +522,13 @@ class Membership:
         if member.state is state and not changed:
             return []
         member.state, member.changed_at = state, now
+        members = len(self._order)
         if state in (PeerState.ALIVE, PeerState.SUSPECT):
             self._order.add(member.record.agent)
         else:
             self._order.remove(member.record.agent)
+        if len(self._order) != members:
+            self._plan_verdict()  # patience depends on how many there are
         return [PeerChanged(member.peer())]
 
     # -- spreading ----------------------------------------------------------------------------

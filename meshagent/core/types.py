@@ -95,7 +95,7 @@ def check_name(text: str, field: str) -> str:
     """`text` if it may be a role, a name or a capability; otherwise a UsageError."""
     if not _NAME.match(text):
         raise UsageError(
-            f"The {field} {text!r} can't be used: it may hold up to {NAME_CHARACTERS_MAX} lower-case "
+            f"The {field} {text!r} can't be used: it may hold up to {NAME_CHARACTERS_MAX} small "
             "letters, digits, '.', '_' and '-', and begins with a letter or digit.",
             hint=f"Try {_suggest_name(text)!r}.",
         )

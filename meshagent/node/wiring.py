@@ -60,6 +60,7 @@ class RunningNode:
     agent: LockedAgent
     mesh: MeshFolder
     warnings: list[str]
+    log: logging.Logger
 
 
 def open_mesh(dir_option: str | os.PathLike[str] | None) -> MeshFolder:
@@ -99,7 +100,7 @@ async def open_node(mesh: MeshFolder, options: JoinOptions) -> AsyncIterator[Run
         try:
             await driver.start(host, ports)
             warnings = [*mesh.warnings, *agent.folder.warnings]
-            yield RunningNode(driver, agent, mesh, warnings)
+            yield RunningNode(driver, agent, mesh, warnings, log)
         finally:
             await driver.stop()
             await control.close()
