@@ -49,14 +49,15 @@ RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 60.0
 CLOSE_TIMEOUT_S = 0.45  # three goodbyes take 0.25 s
 
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - recognised, not bound
 _IP_MULTICAST_ALL = 49  # linux/in.h; Python's socket module does not name it
 
 
 class MdnsDiscovery:
     """Announces `_meshagent._tcp.local.` and reports who else does.
 
-    `interfaces` are IP addresses of this machine to stay on; None means every interface but
-    loopback, followed as they come and go.
+    `interfaces` are IP addresses of this machine to stay on; None, or a wildcard among them, means
+    every interface but loopback, followed as they come and go.
     """
 
     name = "mdns"
@@ -64,7 +65,8 @@ class MdnsDiscovery:
     def __init__(self, interfaces: Sequence[str] | None = None) -> None:
         self.ignored: Counter[str] = Counter()
         """How many records were not reported, by reason."""
-        self._given = None if interfaces is None else tuple(interfaces)
+        everywhere = interfaces is None or any(one in _WILDCARDS for one in interfaces)
+        self._given = None if everywhere else tuple(interfaces or ())
         self._loopback = bool(self._given) and all(map(is_loopback, self._given or ()))
         self._me: Announcement | None = None
         self._own_name = ""

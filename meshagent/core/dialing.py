@@ -26,6 +26,8 @@ class DialingConfig:
     first_pause_s: float = 0.2
     longest_pause_s: float = 60.0
     """A peer that returns dials us itself; this only bounds the wait where it can't."""
+    again_s: float = 1.0
+    """A hint that is no news renews hope at most this often: hints are free to send."""
     rounds_max: int = 8
     """An agent that nobody vouches for is forgotten after so many rounds without an answer."""
     targets_max: int = 4096
@@ -45,6 +47,7 @@ class Target:
     trying: int = 0
     good: str = ""
     last_agent: str = ""
+    tried_at: float = float("-inf")
 
     def in_order(self) -> list[str]:
         """The order to try them in: what answered last, then others, loopback at the end."""
@@ -74,6 +77,7 @@ class Dialing:
         news = [each for each in addresses if each not in target.addresses]
         if news:
             target.addresses = [*news, *target.addresses][:ADDRESSES_MAX]
+        if news or now - target.tried_at >= self._config.again_s:
             self.hurry(key, now + wait_s)
 
     def hurry(self, key: str, when: float) -> None:
@@ -113,6 +117,7 @@ class Dialing:
                 target.next_at = now + self._config.longest_pause_s
                 continue
             target.trying += 1
+            target.tried_at = now
             chosen.append((target, target.untried.pop(0)))
             target.next_at = now + self._config.head_start_s
         return chosen

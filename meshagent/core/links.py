@@ -170,7 +170,7 @@ class Links:
         if not candidate.addresses:
             return
         wait_s = 0.0
-        if patient and agent > self._signer.agent:
+        if patient and agent < self._signer.agent:
             wait_s = self._config.courtesy_s
         self._dialing.want(agent, candidate.addresses, lasting, now, wait_s)
         if agent in self._by_agent:

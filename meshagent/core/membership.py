@@ -213,9 +213,9 @@ class Membership:
         return []
 
     def unreachable(self, agent: AgentId, now: float) -> list[Effect]:
-        """Its machine answers that nobody listens there any more."""
+        """Nobody listens where it used to. Whom we never heard may just not be dialled by us."""
         member = self._members.get(agent)
-        if member is None or member.state is not PeerState.ALIVE:
+        if member is None or member.heard_at is None or member.state is not PeerState.ALIVE:
             return []
         return self._accuse(member, now)
 

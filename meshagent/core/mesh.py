@@ -96,7 +96,7 @@ class Mesh:
 
     def found(self, candidate: Candidate, now: float) -> None:
         """A hint from discovery."""
-        self.links.found(candidate, candidate.source == "static", candidate.source == "mdns", now)
+        self.links.found(candidate, candidate.source == "static", False, now)
 
     def dialled(self, attempt: int, link: LinkId) -> None:
         """Which link an attempt became."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,7 +47,7 @@ class Network:
 
 
 @pytest.fixture(params=["mdns", "file", "memory", "static"])
-def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Network]:
+def network(request: pytest.FixtureRequest, tmp_path: Path) -> Network:
     return Network(request.param, tmp_path / "registry")
 
 

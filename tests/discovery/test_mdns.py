@@ -21,7 +21,8 @@ import zeroconf.asyncio
 from discovery.seen import Seen, announcement, eventually, fresh_tag
 from hypothesis import given
 from hypothesis import strategies as st
-from zeroconf import DNSAddress, DNSOutgoing, DNSPointer, DNSRecord, DNSService, DNSText
+from zeroconf._dns import DNSAddress, DNSPointer, DNSRecord, DNSService, DNSText
+from zeroconf._protocol.outgoing import DNSOutgoing
 from zeroconf.const import _CLASS_IN as IN
 from zeroconf.const import _CLASS_UNIQUE as UNIQUE
 from zeroconf.const import _TYPE_A as A
@@ -279,6 +280,12 @@ def test_an_address_of_another_machine_is_explained(alice: Announcement) -> None
         await discovery.close()
 
     run(main)
+
+
+@pytest.mark.parametrize("wildcard", ["0.0.0.0", "::"])
+def test_a_wildcard_means_every_interface(wildcard: str) -> None:
+    """Not started: here it would speak on the machine's real network."""
+    assert MdnsDiscovery([wildcard])._given is None
 
 
 def test_it_may_close_while_it_has_no_multicast(
