@@ -37,8 +37,7 @@ class Invite:
 def format_invite(invite: Invite) -> str:
     """The code: letters, digits, `-` and `_` on one line."""
     body = pack((invite.secret, invite.mesh_name, invite.inviter, invite.addresses))
-    code = base64.urlsafe_b64encode(body + _checksum(body)).rstrip(b"=").decode()
-    return PREFIX + code
+    return PREFIX + _letters(body + _checksum(body))
 
 
 def parse_invite(text: str) -> Invite:
@@ -54,7 +53,8 @@ def parse_invite(text: str) -> Invite:
             raise ValueError
         data = base64.b64decode(code + "=" * (-len(code) % 4), altchars=b"-_", validate=True)
         body, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
-        if checksum != _checksum(body):
+        # base64 can write the same bytes in several ways; only the one we print is a code.
+        if checksum != _checksum(body) or _letters(data) != code:
             raise ValueError
         return _read(unpack(body))
     except (ValueError, binascii.Error, RemoteProtocolError):
@@ -74,6 +74,10 @@ def _read(fields: object) -> Invite:
             ):
                 return Invite(secret, name, inviter, addresses[:ADDRESSES_MAX])
     raise ValueError
+
+
+def _letters(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
 def _checksum(body: bytes) -> bytes:

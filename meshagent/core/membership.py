@@ -427,6 +427,8 @@ class Membership:
         if member.state is PeerState.ALIVE or member.state is PeerState.LEFT:
             return []
         effects = self._tell(agent, list((member.accusers or {}).values()), now)
+        if member.state is PeerState.GONE:
+            effects.append(Send(agent, Sync(1, self._digest())))  # we were apart: compare notes
         self._acquit(member)
         return effects + self._become(member, PeerState.ALIVE, now)
 
@@ -488,8 +490,12 @@ class Membership:
 
     def _learn_accusation(self, word: Signed, accusation: Accusation, now: float) -> list[Effect]:
         if accusation.subject == self._me.agent:
-            if accusation.incarnation == self._me.incarnation and self._is_known(word, accusation):
+            # Whoever says so, and even if we can't check who: being alive is the answer. It moves
+            # our incarnation by one at most, since a larger one than ours is nobody's to name.
+            if accusation.incarnation == self._me.incarnation:
                 self._refute(accusation.incarnation)
+            elif accusation.incarnation < self._me.incarnation:
+                self._gossip.put(f"{self._me.agent} record", self._my_word.data)
             return []
         member = self._members.get(accusation.subject)
         if (

@@ -67,6 +67,8 @@ class ProbeOrder:
         """`agent` is not worth probing any more."""
         if agent in self:
             del self._ring[bisect_right(self._ring, (_place(agent), agent)) - 1]
+            if agent in self._round:  # or one that comes and goes would fill the round
+                self._round.remove(agent)
 
     def hurry(self, agent: AgentId) -> None:
         """There is reason for doubt: probe `agent` at the next turn."""

@@ -16,7 +16,7 @@ from meshagent.core.codec import pack, unpack
 from meshagent.core.frames import KEY_BYTES, SIGNATURE_BYTES, UPDATE_BYTES_MAX, WHOLE_MAX
 from meshagent.core.identity import Signer, Verify, id_matches_key
 from meshagent.core.types import AgentId, PeerState, Presence, check_name, is_agent_id
-from meshagent.errors import RemoteProtocolError, UsageError
+from meshagent.errors import LocalProtocolError, RemoteProtocolError, UsageError
 
 __all__ = ["Accusation", "Record", "parse_update", "sign_accusation", "sign_record"]
 
@@ -82,7 +82,7 @@ class Signed:
 
 
 def sign_record(record: Record, signer: Signer, mesh_id: bytes) -> Signed:
-    """`record` as its agent says it."""
+    """`record` as its agent says it; a LocalProtocolError when nobody could read it."""
     body = pack(
         (
             record.agent,
@@ -99,7 +99,13 @@ def sign_record(record: Record, signer: Signer, mesh_id: bytes) -> Signed:
             record.version,
         )
     )
-    return _sign(_RECORD, record, body, signer, mesh_id)
+    word = _sign(_RECORD, record, body, signer, mesh_id)
+    try:
+        parse_update(word.data)
+    except RemoteProtocolError as error:
+        # Every peer would refuse it too, and the agent would vanish from their views in silence.
+        raise LocalProtocolError(f"This record can't be told to others: {error}") from None
+    return word
 
 
 def sign_accusation(accusation: Accusation, signer: Signer, mesh_id: bytes) -> Signed:
