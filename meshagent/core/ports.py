@@ -30,7 +30,7 @@ class LinkEvents(Protocol):
         """One frame: a header and its payload parts, as the other side sent them."""
 
     def link_closed(self, link: LinkId, reason: str) -> None:
-        """The link is no more; `reason` is `refused`, `lost`, `handshake` or `closed`."""
+        """The link is no more; `reason` is `refused`, `lost`, `handshake`, `closed` or `limit`."""
 
 
 class Transport(Protocol):
