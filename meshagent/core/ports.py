@@ -72,6 +72,8 @@ class Discovery(Protocol):
     """A source of candidates. Candidates are hints: wrong, old and hostile ones are expected."""
 
     name: str
+    ignored: Counter[str]
+    """How many hints were not followed, by reason."""
 
     async def start(self, me: Announcement, found: Callable[[Candidate], None]) -> None:
         """Announce `me` and report candidates; returns at once, slow work goes on behind."""
