@@ -95,8 +95,85 @@ class PeerRow:
     addresses: tuple[str, ...]
 
 
-Row = PeerRow
-"""What a Persist effect may carry; grows with the outbox and the inbox."""
+@dataclass(frozen=True, slots=True)
+class OutRow:
+    """A message that was accepted for a peer: it is pending until an OutState settles it."""
+
+    peer: str
+    epoch: bytes
+    seq: int
+    id: str
+    body: bytes
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutState:
+    """How far a message to `peer` has come; `reason` says why when it was refused."""
+
+    peer: str
+    seq: int
+    id: str
+    state: str
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a recipient says about a message of ours: `seen` or `done`."""
+
+    peer: str
+    id: str
+    state: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class InRow:
+    """A message that came; kept once, whatever number and epoch it comes under again."""
+
+    sender: str
+    epoch: bytes
+    seq: int
+    id: str
+    body: bytes
+    received_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """All up to `seq` of this sender's epoch have come, the last with hash `last`.
+
+    `exceptions` are those of them that were refused (with the reason) or withdrawn (without), as
+    long as the sender may still ask.
+    """
+
+    sender: str
+    epoch: bytes
+    seq: int
+    last: bytes
+    exceptions: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NewEpoch:
+    """Number all that is pending anew, from 1 for each peer, under this epoch."""
+
+    epoch: bytes
+
+
+Row = PeerRow | OutRow | OutState | Receipt | InRow | Watermark | NewEpoch
+"""What a Persist effect may carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStart:
+    """Where the stream to a peer stands after a restart: numbers `floor` to `next_seq` - 1 wait."""
+
+    peer: str
+    floor: int
+    next_seq: int
 
 
 class Store(Protocol):

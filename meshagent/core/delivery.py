@@ -1,0 +1,456 @@
+"""Messages to and from every peer: accepted, sent, acknowledged, deduplicated. Never touches disk.
+
+Theory, in short. Each sender numbers its messages to each recipient 1, 2, 3 … in an epoch that
+belongs to its database. The recipient takes number n+1 only after n, so what it holds is one
+number, the watermark, and duplicates are everything at or below it, for ever. Its answer names
+epoch, watermark and the hash of the last message; it leaves after the commit. What the sender has
+no answer for it sends again: on a new link, after a pause, or when the watermark says so.
+
+When an answer names a message that we never sent (our database was put back to an earlier day),
+its numbers can't be trusted: everything pending gets new ones under a new epoch, and the
+recipient keeps each message once by its id.
+
+Invariants: nothing is sent before it is durable here, nothing is acknowledged before it is durable
+there, and a number never means two messages in one epoch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from meshagent.core.effects import (
+    Accepted,
+    Deliver,
+    Effect,
+    Flush,
+    Load,
+    Persist,
+    ReceiptChanged,
+    Send,
+)
+from meshagent.core.frames import (
+    EPOCH_BYTES,
+    HASH_BYTES,
+    MAIL_ITEMS_MAX,
+    TEXT_CHARACTERS_MAX,
+    Frame,
+    Mail,
+    MailAck,
+)
+from meshagent.core.lifeguard import backoff_s
+from meshagent.core.messages import (
+    RECEIPT_KIND,
+    Message,
+    MessageState,
+    body_hash,
+    pack_body,
+    parse_body,
+)
+from meshagent.core.outgoing import WITHDRAWN, Item, SendStream
+from meshagent.core.ports import InRow, NewEpoch, OutRow, OutState, Receipt, StreamStart, Watermark
+from meshagent.core.types import AgentId
+from meshagent.errors import LimitReached, RemoteProtocolError
+
+__all__ = ["Delivery", "DeliveryConfig"]
+
+NO_HASH = bytes(HASH_BYTES)
+NO_EPOCH = bytes(EPOCH_BYTES)
+_WELL, _BUSY, _GAP = 0, 1, 2  # MailAck.mode
+GAP_PAUSE_S = 0.2  # every frame behind a lost one is answered with the same gap: go back once
+LOAD_ITEMS_MAX = 1024  # read from disk at once
+EPOCHS_KEPT_MAX = 64  # per sender: each is one restored or deleted database of that sender
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryConfig:
+    """The knobs of delivery."""
+
+    answer_s: float = 3.0
+    """What has no answer by then is sent again; shorter repeats what a slow disk still does."""
+    longest_pause_s: float = 60.0
+    """The cap of the pauses between repetitions; any contact ends a pause."""
+    busy_s: float = 1.0
+    """The first pause after a full inbox said so."""
+    unread_max: int = 250_000
+    """Messages in the inbox that nobody has dealt with; beyond it senders are told to wait."""
+    pending_max: int = 1_000_000
+    """Messages in the outbox that have not ended; beyond it `send` refuses."""
+
+
+@dataclass(slots=True)
+class ReceiveStream:
+    """What has come from one sender in one epoch."""
+
+    seq: int = 0
+    last: bytes = NO_HASH
+    exceptions: dict[int, str] = field(default_factory=dict)
+
+    def forget_below(self, floor: int) -> None:
+        """The sender knows how these ended."""
+        for seq in [each for each in self.exceptions if each < floor]:
+            del self.exceptions[seq]
+
+
+@dataclass(slots=True)
+class Correspondent:
+    """One peer, both ways."""
+
+    out: SendStream
+    inward: dict[bytes, ReceiveStream] = field(default_factory=dict)
+    told_busy: bool = False
+    answer: MailAck | None = None
+    """The furthest answer that is not applied in full: the rest as it is loaded from disk."""
+    checked: bytes = b""
+    """The hash in that answer which was found to be of the message it names."""
+
+    @property
+    def unproven(self) -> bool:
+        """Whether an answer waits to be checked against the disk: until then nothing is sent."""
+        answer = self.answer
+        return answer is not None and answer.upto >= self.out.floor and answer.last != self.checked
+
+
+class Delivery:
+    """The delivery engine of one agent."""
+
+    def __init__(
+        self,
+        epoch: bytes,
+        streams: Iterable[StreamStart],
+        watermarks: Iterable[Watermark],
+        unread: int,
+        rng: random.Random,
+        config: DeliveryConfig | None = None,
+    ) -> None:
+        self.refused: Counter[str] = Counter()
+        self.unread = unread
+        self.suspended = False
+        self._epoch, self._rng = epoch, rng
+        self._config = config or DeliveryConfig()
+        self._peers: dict[AgentId, Correspondent] = {}
+        for start in streams:
+            stream = SendStream(epoch, start.next_seq, start.floor)
+            self._peers[AgentId(start.peer)] = Correspondent(stream)
+        for mark in watermarks:
+            inward = self._peer(AgentId(mark.sender)).inward
+            inward[mark.epoch] = ReceiveStream(mark.seq, mark.last, dict(mark.exceptions))
+
+    # -- what sessions ask --------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """How many messages of ours have not ended."""
+        return sum(each.out.waiting for each in self._peers.values())
+
+    def accept(self, peer: AgentId, message: Message) -> list[Effect]:
+        """Take responsibility for a message; it counts once `Accepted` is performed."""
+        if self.suspended or self.pending >= self._config.pending_max:
+            raise LimitReached(
+                "The outbox takes no more messages: "
+                + ("its disk is full." if self.suspended else f"{self.pending} are waiting."),
+                hint="Free some space, or cancel what is no longer needed: meshagent outbox",
+            )
+        body = pack_body(message)
+        stream = self._peer(peer).out
+        item = Item(
+            stream.next_seq, message.id, body, body_hash(body), message.expires_ms,
+            MessageState.QUEUED,
+        )  # fmt: skip
+        stream.add(item)
+        row = OutRow(peer, stream.epoch, item.seq, item.id, body, message.expires_ms)
+        return [Persist(row), Accepted(peer, message.id), Flush(peer, item.seq)]
+
+    def withdraw(
+        self, peer: AgentId, seq: int, ident: str, state: MessageState, now_ms: int
+    ) -> list[Effect]:
+        """A pending message expired or was cancelled: from now on its number carries nothing."""
+        assert state in WITHDRAWN, state
+        stream = self._peer(peer).out
+        if seq < stream.floor:
+            return []
+        item = stream.find(seq)
+        if item is not None:
+            stream.loaded_bytes -= item.size
+            item.body, item.state = None, state
+            stream.loaded_bytes += item.size
+        return [
+            Persist(OutState(peer, seq, ident, state, "", now_ms)),
+            ReceiptChanged(peer, ident, state, ""),
+        ]
+
+    def inbox_shrank(self, by: int, now: float) -> list[Effect]:
+        """Messages were dealt with; whoever was told to wait hears when there is room again."""
+        self.unread = max(0, self.unread - by)
+        if self._is_full() or self.unread > self._config.unread_max * 9 // 10:
+            return []
+        effects: list[Effect] = []
+        for peer, known in self._peers.items():
+            if known.told_busy:
+                known.told_busy = False
+                effects += self._answer(peer, self._latest_epoch(known))
+        return effects
+
+    # -- links --------------------------------------------------------------------------------
+
+    def connected(self, peer: AgentId, now: float) -> list[Effect]:
+        """The peer is here: say how much of its mail we have, and send what waits for it."""
+        known = self._peer(peer)
+        stream = known.out
+        if not stream.linked:
+            stream.linked = True
+            stream.rewind(0)
+        stream.failures, stream.busy_until = 0, 0.0
+        # Its first answer tells whether our numbers mean the same to both: wait for that.
+        stream.greeted, stream.answer_due = False, now + self._config.answer_s
+        return self._answer(peer, self._latest_epoch(known)) + self._pump(peer, now)
+
+    def disconnected(self, peer: AgentId) -> list[Effect]:
+        """The last link to it is gone."""
+        known = self._peers.get(peer)
+        if known is not None:
+            known.out.unlink()
+            known.answer = None
+        return []
+
+    # -- the engine contract ------------------------------------------------------------------
+
+    def receive(self, frame: Frame, peer: AgentId, now: float, now_ms: int) -> list[Effect]:
+        """Mail, or an answer to ours."""
+        match frame:
+            case Mail():
+                return self.take(frame, peer, now_ms)
+            case MailAck():
+                return self._answered(frame, peer, now, now_ms)
+        return []
+
+    def on_timer(self, now: float) -> list[Effect]:
+        """Send again what has no answer."""
+        effects: list[Effect] = []
+        for peer, known in self._peers.items():
+            stream = known.out
+            if stream.answer_due is not None and now >= stream.answer_due:
+                stream.failures += 1
+                stream.rewind(0)
+                stream.greeted, stream.answer_due = True, None
+                effects += self._pump(peer, now)
+            elif stream.busy_until and now >= stream.busy_until:
+                stream.busy_until = 0.0
+                effects += self._pump(peer, now)
+        return effects
+
+    def deadline(self) -> float | None:
+        """When on_timer is wanted next."""
+        times = [k.out.answer_due for k in self._peers.values() if k.out.answer_due is not None]
+        times += [k.out.busy_until for k in self._peers.values() if k.out.busy_until]
+        return min(times, default=None)
+
+    def flush(self, peer: AgentId, upto: int, now: float) -> list[Effect]:
+        """The driver says that all up to this number are durable."""
+        stream = self._peer(peer).out
+        stream.durable = max(stream.durable, min(upto, stream.next_seq - 1))
+        return self._pump(peer, now)
+
+    def loaded(self, peer: AgentId, items: list[Item], now: float, now_ms: int) -> list[Effect]:
+        """What a Load read."""
+        known = self._peer(peer)
+        known.out.take_loaded(items)
+        effects = self._apply_answer(known, peer, items, now, now_ms)
+        return effects + self._pump(peer, now)
+
+    # -- sending ------------------------------------------------------------------------------
+
+    def _pump(self, peer: AgentId, now: float) -> list[Effect]:
+        stream = self._peers[peer].out
+        if not stream.linked:
+            return []
+        effects: list[Effect] = []
+        if stream.greeted and stream.busy_until <= now and not self._peers[peer].unproven:
+            while (frame := stream.next_frame()) is not None:
+                effects.append(Send(peer, frame))
+            if stream.on_wire and stream.answer_due is None:
+                pause = max(self._config.answer_s, self._pause(stream, self._config.answer_s))
+                stream.answer_due = now + pause
+        if stream.wants_more():
+            effects.append(self._load(self._peers[peer], peer, stream.loaded + 1, LOAD_ITEMS_MAX))
+        return effects
+
+    def _answered(self, ack: MailAck, peer: AgentId, now: float, now_ms: int) -> list[Effect]:
+        known = self._peer(peer)
+        stream = known.out
+        if not stream.greeted:
+            stream.greeted, stream.answer_due = True, None
+        if ack.epoch != stream.epoch:
+            return self._pump(peer, now)  # it has nothing of this epoch yet
+        if ack.upto >= stream.next_seq:
+            return self._start_over(now)
+        if known.answer is None or ack.upto >= known.answer.upto:
+            known.answer = ack
+        effects = self._apply_answer(known, peer, None, now, now_ms)
+        if ack.mode == _BUSY:
+            stream.rewind(ack.upto)
+            stream.answer_due = None
+            stream.failures += 1
+            stream.busy_until = now + self._pause(stream, self._config.busy_s)
+        elif ack.mode == _GAP and now >= stream.rewound_at + GAP_PAUSE_S:
+            stream.rewound_at = now
+            stream.rewind(ack.upto)
+        if ack.mode != _BUSY:
+            stream.busy_until = 0.0
+        return effects + self._pump(peer, now)
+
+    def _apply_answer(
+        self, known: Correspondent, peer: AgentId, fresh: list[Item] | None, now: float, now_ms: int
+    ) -> list[Effect]:
+        """Settle what an answer covers; beyond what is in memory, as it is loaded."""
+        stream, ack = known.out, known.answer
+        if ack is None:
+            return []
+        if ack.upto < stream.floor:
+            known.answer = None
+            return []
+        last = stream.find(ack.upto)
+        if last is None and fresh:
+            last = next((each for each in fresh if each.seq == ack.upto), None)
+        if last is not None and ack.last != known.checked:
+            withdrawn = any(seq == ack.upto and not why for seq, why in ack.exceptions)
+            if ack.last != (NO_HASH if withdrawn else last.hash):
+                return self._start_over(now)
+            known.checked = ack.last
+        if known.checked != ack.last:
+            # The answer reaches beyond memory: look at the message it names before believing it.
+            return [] if stream.loading else [self._load(known, peer, ack.upto, 1)]
+        return self._settle(known, peer, ack, now, now_ms)
+
+    def _settle(
+        self, known: Correspondent, peer: AgentId, ack: MailAck, now: float, now_ms: int
+    ) -> list[Effect]:
+        stream = known.out
+        exceptions = dict(ack.exceptions)
+        effects: list[Effect] = []
+        for item in stream.settle(min(ack.upto, stream.loaded)):
+            why = exceptions.get(item.seq)
+            state = MessageState.DELIVERED
+            if why == "":
+                state = item.state if item.state in WITHDRAWN else MessageState.REFUSED
+            elif why is not None:
+                state = MessageState.REFUSED
+            effects.append(Persist(OutState(peer, item.seq, item.id, state, why or "", now_ms)))
+            effects.append(ReceiptChanged(peer, item.id, state, why or ""))
+        if effects:
+            stream.failures = 0
+            stream.answer_due = now + self._config.answer_s if stream.on_wire else None
+        if stream.floor > ack.upto:
+            known.answer = None
+        return effects
+
+    def _load(self, known: Correspondent, peer: AgentId, first: int, limit: int) -> Load:
+        known.out.loading = True
+        return Load(peer, first, limit)
+
+    def _pause(self, stream: SendStream, first_s: float) -> float:
+        return backoff_s(stream.failures, first_s, self._config.longest_pause_s, self._rng)
+
+    def _start_over(self, now: float) -> list[Effect]:
+        """A recipient holds numbers that we never gave: our database is from an earlier day."""
+        self.refused["numbers from another day"] += 1
+        self._epoch = self._rng.randbytes(EPOCH_BYTES)
+        effects: list[Effect] = [Persist(NewEpoch(self._epoch))]
+        for peer, known in self._peers.items():
+            old = known.out
+            known.out = SendStream(self._epoch, old.waiting + 1, 1)
+            known.out.linked = known.out.greeted = old.linked
+            known.out.durable = 0
+            known.answer, known.checked = None, b""
+            # Loading waits for the commit, as every effect does: it reads the new numbers.
+            effects.append(Flush(peer, old.waiting))
+        return effects
+
+    # -- receiving ----------------------------------------------------------------------------
+
+    def take(self, mail: Mail, peer: AgentId, now_ms: int) -> list[Effect]:
+        """Mail from a peer, over a link or from the spool: what is news is kept, then answered."""
+        known = self._peer(peer)
+        if mail.epoch not in known.inward:
+            if len(known.inward) >= EPOCHS_KEPT_MAX:
+                del known.inward[next(iter(known.inward))]
+            known.inward[mail.epoch] = ReceiveStream()
+        stream = known.inward[mail.epoch] = known.inward.pop(mail.epoch)  # the latest comes last
+        effects: list[Effect] = []
+        if mail.floor > stream.seq + 1:
+            # Settled with an earlier database of ours: it will never come again.
+            stream.seq, stream.last = mail.floor - 1, NO_HASH
+        stream.forget_below(mail.floor)
+        mode = _GAP if mail.first > stream.seq + 1 else _WELL
+        before = stream.seq
+        for seq, body in enumerate(mail.items, mail.first):
+            if seq != stream.seq + 1:
+                continue
+            if self._is_full() or len(stream.exceptions) >= MAIL_ITEMS_MAX:
+                mode = _BUSY
+                known.told_busy = True
+                break
+            effects += self._take_one(stream, mail.epoch, seq, body, peer, now_ms)
+        if stream.seq != before:
+            effects.append(Persist(self._watermark(peer, mail.epoch, stream)))
+        return effects + self._answer(peer, mail.epoch, mode)
+
+    def _take_one(
+        self,
+        stream: ReceiveStream,
+        epoch: bytes,
+        seq: int,
+        body: bytes | None,
+        peer: AgentId,
+        now_ms: int,
+    ) -> list[Effect]:
+        stream.seq = seq
+        stream.last = NO_HASH if body is None else body_hash(body)
+        if body is None:
+            stream.exceptions[seq] = ""
+            return []
+        try:
+            message = parse_body(body)
+            if message.kind == RECEIPT_KIND:
+                return self._take_receipt(peer, message, now_ms)
+        except RemoteProtocolError as error:
+            self.refused["malformed message"] += 1
+            stream.exceptions[seq] = error.message[:TEXT_CHARACTERS_MAX]
+            return []
+        self.unread += 1
+        return [
+            Persist(InRow(peer, epoch, seq, message.id, body, now_ms)),
+            Deliver(peer, message),
+        ]
+
+    def _take_receipt(self, peer: AgentId, message: Message, now_ms: int) -> list[Effect]:
+        match message.data:
+            case {"id": str() as ident, "state": ("seen" | "done") as state}:
+                return [
+                    Persist(Receipt(peer, ident, state, now_ms)),
+                    ReceiptChanged(peer, ident, MessageState(state), ""),
+                ]
+        raise RemoteProtocolError("A receipt names a message and `seen` or `done`.")
+
+    def _answer(self, peer: AgentId, epoch: bytes, mode: int = 0) -> list[Effect]:
+        stream = self._peer(peer).inward.get(epoch) or ReceiveStream()
+        exceptions = tuple(sorted(stream.exceptions.items()))
+        return [Send(peer, MailAck(epoch, stream.seq, stream.last, mode, exceptions))]
+
+    def _watermark(self, peer: AgentId, epoch: bytes, stream: ReceiveStream) -> Watermark:
+        exceptions = tuple(sorted(stream.exceptions.items()))
+        return Watermark(peer, epoch, stream.seq, stream.last, exceptions)
+
+    def _latest_epoch(self, known: Correspondent) -> bytes:
+        return next(reversed(known.inward), NO_EPOCH)
+
+    def _is_full(self) -> bool:
+        return self.suspended or self.unread >= self._config.unread_max
+
+    def _peer(self, peer: AgentId) -> Correspondent:
+        known = self._peers.get(peer)
+        if known is None:
+            known = self._peers[peer] = Correspondent(SendStream(self._epoch))
+        return known

@@ -1,0 +1,258 @@
+"""Delivery alone, between a few agents, with everything that can go wrong with links and disks.
+
+Each node drives its engine as the real driver does: rows first, in one commit that takes time and
+that a crash can cut short, then frames, then reports. What it reported as accepted is written
+down, outside the simulated machines: that is what must arrive.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+from meshagent.core.delivery import Delivery, DeliveryConfig
+from meshagent.core.effects import (
+    Accepted,
+    Deliver,
+    Effect,
+    Flush,
+    Load,
+    Persist,
+    ReceiptChanged,
+    Send,
+)
+from meshagent.core.frames import EPOCH_BYTES, Frame
+from meshagent.core.messages import Message, MessageState, new_message_id
+from meshagent.core.types import AgentId
+from meshagent.errors import LimitReached
+from meshagent.simulator.disk import Disk
+from meshagent.simulator.world import World
+
+__all__ = ["Post", "PostNode"]
+
+DISK_S = (0.0005, 0.02)
+
+
+class PostNode:
+    """One agent: a disk that lasts, and an engine while it runs."""
+
+    def __init__(self, post: Post, name: str) -> None:
+        self.post, self.world, self.name = post, post.world, AgentId(name)
+        self.disk = Disk(self.world.rng.randbytes(EPOCH_BYTES))
+        self.engine: Delivery | None = None
+        self.life = 0
+        self.accepted: dict[AgentId, list[str]] = defaultdict(list)
+        self.states: dict[str, list[MessageState]] = defaultdict(list)
+        self._waiting: list[list[Effect]] = []
+        self._committing = False
+        self._timer_at = float("inf")
+
+    # -- living and dying ---------------------------------------------------------------------
+
+    def start(self) -> None:
+        """A new life from what the disk holds."""
+        self.life += 1
+        self._waiting, self._committing, self._timer_at = [], False, float("inf")
+        self.engine = Delivery(
+            self.disk.epoch, self.disk.starts(), list(self.disk.marks.values()),
+            len(self.disk.inbox), random.Random(self.world.rng.random()), self.post.config,
+        )  # fmt: skip
+        self.world.say(f"{self.name} starts")
+
+    def crash(self) -> None:
+        """Whatever was not committed is gone."""
+        self.engine = None
+        self.life += 1
+        self.world.say(f"{self.name} crashes")
+        self.post.unlink_all(self.name)
+
+    # -- what a person does -------------------------------------------------------------------
+
+    def send(self, to: AgentId, text: str) -> None:
+        """Ask the engine to take a message."""
+        if self.engine is None:
+            return
+        message = Message(new_message_id(self.world.rng), "text", text, self._ms())
+        try:
+            self.perform(self.engine.accept(to, message))
+        except LimitReached:
+            self.world.say(f"{self.name} could not accept")
+
+    def withdraw(self, to: AgentId, state: MessageState) -> None:
+        """Cancel, or let expire, the last message that is still pending."""
+        pending = [each for each in self.disk.outbox.get(to, ()) if not each.settled]
+        fresh = [each for each in pending if each.state is MessageState.QUEUED]
+        if self.engine is not None and fresh:
+            last = fresh[-1]
+            self.perform(self.engine.withdraw(to, last.seq, last.row.id, state, self._ms()))
+
+    # -- what the network does ----------------------------------------------------------------
+
+    def connected(self, peer: AgentId) -> None:
+        if self.engine is not None:
+            self.perform(self.engine.connected(peer, self.world.now))
+
+    def disconnected(self, peer: AgentId) -> None:
+        if self.engine is not None:
+            self.perform(self.engine.disconnected(peer))
+
+    def receive(self, frame: Frame, peer: AgentId) -> None:
+        if self.engine is not None:
+            self.perform(self.engine.receive(frame, peer, self.world.now, self._ms()))
+
+    # -- the driver ---------------------------------------------------------------------------
+
+    def perform(self, effects: list[Effect]) -> None:
+        """As node/driver.py: rows first; whatever comes meanwhile waits behind them."""
+        if self._committing or any(isinstance(each, Persist) for each in effects):
+            self._waiting.append(effects)
+            if not self._committing:
+                self._begin_commit()
+        else:
+            self._apply(effects)
+        self._arm()
+
+    def _begin_commit(self) -> None:
+        self._committing = True
+        batch, self._waiting = self._waiting, []
+        self.world.plan(self.world.rng.uniform(*DISK_S), self._commit, self.life, batch)
+
+    def _commit(self, life: int, batch: list[list[Effect]]) -> None:
+        if life != self.life:
+            return
+        rows = [each.row for effects in batch for each in effects if isinstance(each, Persist)]
+        self.disk.commit(rows)
+        if self.post.crash_after_commit(self):
+            self.crash()
+            return
+        for effects in batch:
+            self._apply(effects)
+            if life != self.life:
+                return
+        self._committing = False
+        if self._waiting:
+            self._begin_commit()
+        self._arm()
+
+    def _apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            engine = self.engine
+            if engine is None:
+                return
+            match effect:
+                case Send(to, frame):
+                    self.post.carry(self.name, to, frame)
+                case Flush(peer, upto):
+                    self.perform(engine.flush(peer, upto, self.world.now))
+                case Load(peer, first, limit):
+                    items = self.disk.load(peer, first, limit)
+                    self.perform(engine.loaded(peer, items, self.world.now, self._ms()))
+                case Accepted(peer, ident):
+                    self.accepted[peer].append(ident)
+                case ReceiptChanged(_, ident, state, _):
+                    self.states[ident].append(state)
+                case Deliver():
+                    pass
+
+    def _arm(self) -> None:
+        if self.engine is None:
+            return
+        at = self.engine.deadline()
+        if at is not None and (at < self._timer_at or self._timer_at < self.world.now):
+            self._timer_at = at
+            self.world.plan(max(0.0, at - self.world.now), self._timer, self.life, at)
+
+    def _timer(self, life: int, at: float) -> None:
+        if life != self.life or at != self._timer_at or self.engine is None:
+            return
+        self._timer_at = float("inf")
+        self.perform(self.engine.on_timer(self.world.now))
+
+    def _ms(self) -> int:
+        return int(self.world.now * 1000)
+
+
+class Post:
+    """The agents and the links between them."""
+
+    def __init__(self, seed: int, names: int, config: DeliveryConfig | None = None) -> None:
+        self.world = World(seed)
+        self.config = config or DeliveryConfig()
+        self.nodes = {AgentId(f"n{at}"): PostNode(self, f"n{at}") for at in range(names)}
+        self.links: dict[frozenset[AgentId], int] = {}
+        self.loss = self.duplicate = self.reorder = self.crash_at_commit = 0.0
+        self.delay_s = (0.0005, 0.01)
+        self.one_way: set[tuple[AgentId, AgentId]] = set()
+        self._links = 0
+        self._arrives: dict[tuple[int, AgentId], float] = {}
+        for node in self.nodes.values():
+            node.start()
+
+    def link(self, a: AgentId, b: AgentId) -> None:
+        """A new link, when both run; an old one between them is gone."""
+        self.unlink(a, b)
+        if self.nodes[a].engine is None or self.nodes[b].engine is None:
+            return
+        self._links += 1
+        self.links[frozenset((a, b))] = self._links
+        self.nodes[a].connected(b)
+        self.nodes[b].connected(a)
+
+    def unlink(self, a: AgentId, b: AgentId) -> None:
+        """The link breaks, with everything that is on it."""
+        if self.links.pop(frozenset((a, b)), None) is not None:
+            self.nodes[a].disconnected(b)
+            self.nodes[b].disconnected(a)
+
+    def unlink_all(self, name: AgentId) -> None:
+        """Its process ended."""
+        for pair in [each for each in self.links if name in each]:
+            self.unlink(*pair)
+
+    def heal(self) -> None:
+        """Everyone runs, every link works, nothing else goes wrong."""
+        self.loss = self.duplicate = self.reorder = self.crash_at_commit = 0.0
+        self.one_way.clear()
+        for node in self.nodes.values():
+            if node.engine is None:
+                node.start()
+        for a in self.nodes:
+            for b in self.nodes:
+                if a < b:
+                    self.link(a, b)
+
+    def carry(self, source: AgentId, to: AgentId, frame: Frame) -> None:
+        """Put a frame on the link, if there is one."""
+        link = self.links.get(frozenset((source, to)))
+        rng = self.world.rng
+        if link is None or (source, to) in self.one_way or rng.random() < self.loss:
+            return
+        for _ in range(2 if rng.random() < self.duplicate else 1):
+            at = self.world.now + rng.uniform(*self.delay_s)
+            if rng.random() >= self.reorder:
+                at = max(at, self._arrives.get((link, to), 0.0))
+                self._arrives[link, to] = at
+            self.world.plan(at - self.world.now, self._arrive, link, source, to, frame)
+
+    def crash_after_commit(self, node: PostNode) -> bool:
+        """Whether this is the moment that the power goes: committed, and nobody was told."""
+        return self.world.rng.random() < self.crash_at_commit
+
+    def _arrive(self, link: int, source: AgentId, to: AgentId, frame: Frame) -> None:
+        if self.links.get(frozenset((source, to))) == link:
+            self.nodes[to].receive(frame, source)
+
+    # -- what must hold -----------------------------------------------------------------------
+
+    def inbox(self, owner: AgentId, sender: AgentId) -> list[str]:
+        """The ids in `owner`'s inbox from `sender`, in the order they became visible."""
+        return [row.id for row in self.nodes[owner].disk.inbox if row.sender == sender]
+
+    def settled(self) -> bool:
+        """Whether nothing is pending anywhere."""
+        return all(
+            each.settled
+            for node in self.nodes.values()
+            for rows in node.disk.outbox.values()
+            for each in rows
+        )
