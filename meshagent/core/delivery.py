@@ -59,6 +59,7 @@ __all__ = ["Delivery", "DeliveryConfig"]
 NO_HASH = bytes(HASH_BYTES)
 NO_EPOCH = bytes(EPOCH_BYTES)
 _WELL, _BUSY, _GAP = 0, 1, 2  # MailAck.mode
+FULL_LINK_S = 0.01  # the transport has no word for "writable again": its queue drains in less
 GAP_PAUSE_S = 0.2  # every frame behind a lost one is answered with the same gap: go back once
 LOAD_ITEMS_MAX = 1024  # read from disk at once
 EPOCHS_KEPT_MAX = 64  # per sender: each is one restored or deleted database of that sender
@@ -199,9 +200,8 @@ class Delivery:
         """The peer is here: say how much of its mail we have, and send what waits for it."""
         known = self._peer(peer)
         stream = known.out
-        if not stream.linked:
-            stream.linked = True
-            stream.rewind(0)
+        stream.linked = True
+        stream.rewind(0)  # what was on another link may be lost with it
         stream.failures, stream.busy_until = 0, 0.0
         # Its first answer tells whether our numbers mean the same to both: wait for that.
         stream.greeted, stream.answer_due = False, now + self._config.answer_s
@@ -246,6 +246,13 @@ class Delivery:
         times = [k.out.answer_due for k in self._peers.values() if k.out.answer_due is not None]
         times += [k.out.busy_until for k in self._peers.values() if k.out.busy_until]
         return min(times, default=None)
+
+    def not_sent(self, peer: AgentId, mail: Mail, now: float) -> None:
+        """The link is full: go on from there in a moment."""
+        stream = self._peer(peer).out
+        if mail.epoch == stream.epoch:
+            stream.rewind(mail.first - 1)
+            stream.busy_until = now + FULL_LINK_S
 
     def flush(self, peer: AgentId, upto: int, now: float) -> list[Effect]:
         """The driver says that all up to this number are durable."""

@@ -14,7 +14,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from meshagent.core.frames import MAIL_ITEMS_MAX, Mail
-from meshagent.core.messages import MessageState
+from meshagent.core.messages import MessageState, body_hash
+from meshagent.core.ports import OutEntry
 
 __all__ = ["Item", "SendStream"]
 
@@ -34,6 +35,13 @@ class Item:
     hash: bytes
     expires_ms: int
     state: MessageState
+
+    @classmethod
+    def from_entry(cls, entry: OutEntry) -> Item:
+        """As it was read from disk."""
+        state = MessageState(entry.state)
+        body = None if state in WITHDRAWN else entry.body
+        return cls(entry.seq, entry.id, body, body_hash(entry.body), entry.expires_ms, state)
 
     @property
     def size(self) -> int:

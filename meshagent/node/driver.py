@@ -13,23 +13,40 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from meshagent.core.codec import encode
+from meshagent.core.delivery import Delivery
 from meshagent.core.effects import (
+    Accepted,
     CloneFound,
     CloseLink,
+    Deliver,
     Dial,
     Effect,
+    Flush,
+    Load,
     PeerChanged,
     Persist,
+    ReceiptChanged,
     Transmit,
 )
+from meshagent.core.frames import Mail, MailAck
 from meshagent.core.identity import Identity, MeshSecret, verify
 from meshagent.core.mesh import Mesh
-from meshagent.core.ports import Announcement, Discovery, Store, Transport
+from meshagent.core.messages import Message, MessageState
+from meshagent.core.ports import (
+    Announcement,
+    Discovery,
+    MailStart,
+    OutEntry,
+    PeerRow,
+    Row,
+    Store,
+    Transport,
+)
 from meshagent.core.records import STATUS_CHARACTERS_MAX, Record
 from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
 from meshagent.errors import CloneRunning, MeshError, UsageError
@@ -39,6 +56,11 @@ from meshagent.node.views import peer_view
 __all__ = ["Driver", "Profile"]
 
 ADDRESS_CHECK_S = 5.0  # interfaces come and go with Wi-Fi and VPNs; a look costs well under a ms
+RECOVER_S = 2.0  # between looks whether a full or failing disk is well again
+HOUSE_S = 600.0  # retention needs no more; an expiry sets its own time
+DUE_ITEMS_MAX = 1000
+RETAIN_MS = 30 * 24 * 3600 * 1000  # delivered history is kept for a month
+RETAIN_BYTES = 1024 * 1024 * 1024  # and up to a gigabyte
 RUN_SHIFT = 32  # an incarnation is the durable run number and a counter within the run
 
 
@@ -81,7 +103,9 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[list[Effect]] = []
         self._committing: asyncio.Task[None] | None = None
-        self._address_task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._accepting: dict[str, asyncio.Future[None]] = {}
+        self._house = asyncio.Event()
         self._ended = asyncio.Event()
         self._end_error: MeshError | None = None
         self._started: list[Callable[[], Any]] = []
@@ -102,6 +126,7 @@ class Driver:
         await self._store.open()
         run = await self._store.next_run()
         remembered = list(await self._store.peers())
+        mail = await self._store.mail_start()
         self._started.append(self._transport.close)
         self.addresses = await self._listen(listen, ports)
         started_ms = time.time_ns() // 1_000_000
@@ -109,13 +134,15 @@ class Driver:
         self._mesh = Mesh(
             self._first_record(run, started_ms), self.profile.identity,
             self.profile.secret.mesh_id, verify, self._rng, self._loop.time(),
+            delivery=self._delivery(mail), wall_ms=self._wall_ms,
         )  # fmt: skip
         self._mesh.remember(remembered, self._loop.time())
         self._log.info("joined as %s at %s", self.agent, ", ".join(self.addresses))
         for discovery in self._discoveries:
             self._started.append(discovery.close)
             await discovery.start(self._announcement(), self._found)
-        self._address_task = asyncio.create_task(self._watch_addresses())
+        self._tasks.add(asyncio.create_task(self._watch_addresses()))
+        self._tasks.add(asyncio.create_task(self._keep_house()))
         self._turn([])
 
     async def _listen(self, listen: str, ports: Sequence[int]) -> tuple[str, ...]:
@@ -155,10 +182,13 @@ class Driver:
     async def _close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        for task in (self._address_task, self._committing):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        tasks = [*self._tasks, *([self._committing] if self._committing else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for future in self._accepting.values():
+            if not future.done():
+                future.set_exception(UsageError("The node ended before the message was kept."))
         while self._started:
             try:
                 await self._started.pop()()
@@ -225,6 +255,85 @@ class Driver:
             status = status[:STATUS_CHARACTERS_MAX]
         self._turn(self.mesh.describe(self._loop.time(), state, status))
 
+    # -- messages -----------------------------------------------------------------------------
+
+    async def send(self, peer: AgentId, message: Message, first: Sequence[Row] = ()) -> None:
+        """Returns when the message is durable here, with the rows in `first`, in one commit."""
+        accepted = self._loop.create_future()
+        effects = [Persist(row) for row in first]
+        self._accepting[message.id] = accepted
+        try:
+            self._turn([*effects, *self.mesh.accept(peer, message, self._loop.time())])
+            if message.expires_ms:
+                self._house.set()
+            await accepted
+        finally:
+            del self._accepting[message.id]
+
+    async def keep(self, rows: Sequence[Row], done: int = 0) -> None:
+        """Returns when the rows are durable; `done` of them made room in the inbox."""
+        await self._store.commit(rows)
+        self._turn(self.mesh.inbox_shrank(done, self._loop.time()))
+
+    def withdraw(self, entry: OutEntry, state: MessageState) -> None:
+        """Cancel a pending message, or note that its time is up."""
+        self._turn(self.mesh.withdraw(entry, state, self._loop.time()))
+
+    def _delivery(self, mail: MailStart) -> Delivery:
+        return Delivery(mail.epoch, mail.streams, mail.watermarks, mail.unread, self._rng)
+
+    def _wall_ms(self, now: float) -> int:
+        return int((now + self.clock_offset) * 1000)
+
+    async def _load(self, effect: Load) -> None:
+        try:
+            entries = await self._store.pending(effect.peer, effect.first, effect.limit)
+        except MeshError as error:
+            self.trouble = str(error)
+            self._log.error("not read: %s", error)
+            return
+        if self._mesh is not None:
+            self._turn(self._mesh.loaded(effect.peer, entries, self._loop.time()))
+
+    async def _keep_house(self) -> None:
+        """What is due by the wall clock: expiry at its time, retention now and then."""
+        while True:
+            now_ms = self._wall_ms(self._loop.time())
+            try:
+                for entry in await self._store.due(now_ms, DUE_ITEMS_MAX):
+                    self.withdraw(entry, MessageState.EXPIRED)
+                await self._store.retain(now_ms, RETAIN_MS, RETAIN_BYTES)
+                due_ms = await self._store.next_expiry()
+            except MeshError as error:
+                self.trouble, due_ms = str(error), None
+            wait_s = (
+                HOUSE_S if due_ms is None else min(HOUSE_S, max(0.05, (due_ms - now_ms) / 1000))
+            )
+            self._house.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._house.wait(), wait_s)
+
+    async def _recover(self, error: MeshError) -> None:
+        """The disk did not take what it was given: forget it, and wait until the disk is well.
+
+        What delivery believed since the last commit never happened; it begins again from the disk.
+        """
+        self.trouble = str(error)
+        self._log.error("not kept: %s", error)
+        assert self._mesh is not None
+        self._mesh.deliver_with(None, self._loop.time())
+        while self._mesh is not None:
+            try:
+                await self._store.commit([])
+                delivery = self._delivery(await self._store.mail_start())
+            except MeshError as again:
+                self.trouble = str(again)
+                await asyncio.sleep(RECOVER_S)
+                continue
+            self.trouble = ""
+            self._turn(self._mesh.deliver_with(delivery, self._loop.time()))
+            return
+
     # -- what the adapters tell ---------------------------------------------------------------
 
     def link_opened(self, link: LinkId, curve_key: bytes | None) -> None:
@@ -281,30 +390,64 @@ class Driver:
             while self._waiting:
                 batch, self._waiting = self._waiting, []
                 rows = [e.row for effects in batch for e in effects if isinstance(e, Persist)]
-                if rows:
-                    try:
+                try:
+                    if rows:
                         await self._store.commit(rows)
-                        self.trouble = ""
-                    except MeshError as error:
-                        # Peers' addresses are hints: a full disk must not end the membership.
-                        self.trouble = str(error)
-                        self._log.error("not saved: %s", error)
-                for effects in batch:
-                    self._apply(effects)
+                except MeshError as error:
+                    self._fail(batch, error)
+                else:
+                    self._apply([each for effects in batch for each in effects])
         finally:
             self._committing = None
         self._arm()
 
+    def _fail(self, batch: list[list[Effect]], error: MeshError) -> None:
+        """Nothing of delivery leaves; membership goes on, since its rows are only hints."""
+        effects = [each for effects in batch for each in effects]
+        for effect in effects:
+            if isinstance(effect, Accepted) and effect.id in self._accepting:
+                self._accepting[effect.id].set_exception(error)
+        kept = [e for e in effects if isinstance(e, Dial | CloseLink | PeerChanged | CloneFound)]
+        kept += [
+            e
+            for e in effects
+            if isinstance(e, Transmit) and not isinstance(e.frame, Mail | MailAck)
+        ]
+        self._apply(kept)
+        if any(isinstance(e, Persist) and not isinstance(e.row, PeerRow) for e in effects):
+            self._spawn(self._recover(error))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def _apply(self, effects: list[Effect]) -> None:
+        flush: dict[AgentId, int] = {}
         for effect in effects:
             match effect:
                 case Transmit(link, frame):
-                    self._transport.send(link, encode(frame))
+                    if not self._transport.send(link, encode(frame)) and self._mesh is not None:
+                        self._mesh.not_sent(link, frame, self._loop.time())
                 case Dial(attempt, address):
                     if self._mesh is not None:
                         self._mesh.dialled(attempt, self._transport.dial(address))
                 case CloseLink(link):
                     self._transport.close_link(link)
+                case Flush(peer, upto):
+                    flush[peer] = upto
+                case Load():
+                    self._spawn(self._load(effect))
+                case Accepted(_, ident):
+                    waiter = self._accepting.get(ident)
+                    if waiter is not None and not waiter.done():
+                        waiter.set_result(None)
+        for peer, upto in flush.items():
+            if self._mesh is not None:
+                self._apply(self._mesh.flush(peer, upto, self._loop.time()))
+        self._report(effects)
+
+    def _report(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
                 case PeerChanged(peer):
@@ -312,6 +455,11 @@ class Driver:
                     self.subscribers.tell(Event("peer", self.view(peer)))
                 case CloneFound(stop, where):
                     self._clone_found(stop, where)
+                case Deliver(sender, message):
+                    self.subscribers.tell(Event("mail", {"from": sender, "id": message.id}))
+                case ReceiptChanged(peer, ident, state, reason):
+                    news = {"id": ident, "to": peer, "state": state.value, "reason": reason}
+                    self.subscribers.tell(Event("receipt", news))
 
     def _clone_found(self, stop: bool, where: str) -> None:
         self._log.warning("a copy of this agent runs elsewhere (%s)", where)
