@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from meshagent.core.codec import encode
 from meshagent.core.delivery import Delivery
@@ -50,6 +51,7 @@ from meshagent.core.ports import (
 from meshagent.core.records import STATUS_CHARACTERS_MAX, Record
 from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
 from meshagent.errors import CloneRunning, MeshError, UsageError
+from meshagent.letters import Receipt
 from meshagent.node.subscribers import Event, Subscribers
 from meshagent.node.views import peer_view
 
@@ -105,6 +107,8 @@ class Driver:
         self._committing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepting: dict[str, asyncio.Future[None]] = {}
+        self.receipts: WeakValueDictionary[str, Receipt] = WeakValueDictionary()
+        self.mail_came = asyncio.Event()
         self._house = asyncio.Event()
         self._ended = asyncio.Event()
         self._end_error: MeshError | None = None
@@ -456,8 +460,11 @@ class Driver:
                 case CloneFound(stop, where):
                     self._clone_found(stop, where)
                 case Deliver(sender, message):
+                    self.mail_came.set()
                     self.subscribers.tell(Event("mail", {"from": sender, "id": message.id}))
                 case ReceiptChanged(peer, ident, state, reason):
+                    if (receipt := self.receipts.get(ident)) is not None:
+                        receipt.advance(state, reason)
                     news = {"id": ident, "to": peer, "state": state.value, "reason": reason}
                     self.subscribers.tell(Event("receipt", news))
 

@@ -21,6 +21,7 @@ from meshagent.core.messages import (
 from meshagent.core.ports import InEntry, InState, LogEntry, OutEntry, Store
 from meshagent.core.types import AgentId
 from meshagent.errors import NoSuchPeer, RemoteProtocolError, UsageError
+from meshagent.letters import Receipt
 from meshagent.node.driver import Driver
 from meshagent.node.views import iso
 
@@ -55,7 +56,7 @@ class Mailroom:
         thread: str = "",
         reply_to: str = "",
         ttl_s: float | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[Receipt]:
         """Accept a message for each recipient; durable when this returns."""
         if kind == RECEIPT_KIND:
             raise UsageError(f"The kind {kind!r} is the mesh's own.", hint="Choose another kind.")
@@ -67,8 +68,9 @@ class Mailroom:
                 new_message_id(self._rng), kind, text, now_ms, data, thread, reply_to,
                 expires_ms=expires_ms,
             )  # fmt: skip
+            receipt = self._driver.receipts[message.id] = Receipt(message.id, peer)
             await self._driver.send(peer, message)
-            sent.append({"id": message.id, "to": peer, "state": MessageState.QUEUED.value})
+            sent.append(receipt)
         return sent
 
     async def receipt(self, ident: str) -> dict[str, Any]:
