@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 
 from meshagent.core.ports import Announcement
@@ -76,6 +77,7 @@ class MemoryDiscovery:
     name = "memory"
 
     def __init__(self, lan: MemoryLan) -> None:
+        self.ignored: Counter[str] = Counter()
         self._lan = lan
         self._me: Announcement | None = None
         self._found: Callable[[Candidate], None] | None = None

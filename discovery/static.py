@@ -5,6 +5,7 @@ Invariant: each address is reported once, at start, in the order given.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from meshagent.core.ports import Announcement
@@ -21,6 +22,7 @@ class StaticDiscovery:
 
     def __init__(self, peers: Sequence[str]) -> None:
         """Raises UsageError at once when a peer is not written as an address."""
+        self.ignored: Counter[str] = Counter()
         self.peers = tuple(dict.fromkeys(format_address(*parse_address(peer)) for peer in peers))
 
     async def start(self, me: Announcement, found: Callable[[Candidate], None]) -> None:

@@ -80,13 +80,13 @@ class _Join:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Node:
-        from meshagent.node.wiring import JoinOptions, open_mesh, open_node
+        from meshagent.node.wiring import JoinOptions, check_options, open_node
+        from meshagent.session import open_mesh
 
-        mesh = open_mesh(self._dir)
-        running = await self._stack.enter_async_context(
-            open_node(mesh, JoinOptions(**self._options))
-        )
-        return Node(running)
+        options = JoinOptions(**self._options)
+        check_options(options)
+        mesh = open_mesh(self._dir, make_personal=True)
+        return Node(await self._stack.enter_async_context(open_node(mesh, options)))
 
     async def __aexit__(
         self,

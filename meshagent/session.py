@@ -1,10 +1,11 @@
 """A local client of a running node, for commands. Standard library only, so that it starts fast.
 
-Decides which agent a command speaks as. Never touches the database or the network.
+Decides which mesh and which agent a command is about. Never touches the database or the network.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from meshagent.discovery.registry import RegistryEntry, read_registry
-from meshagent.errors import AmbiguousPeer, MeshError, NoSuchPeer, NotRunning
+from meshagent.errors import AmbiguousPeer, MeshError, NoSuchPeer, NotRunning, UsageError
+from meshagent.storage.folder import MeshFolder, find_mesh, personal_mesh
 
-__all__ = ["Session", "attach", "choose_agent", "running_agents"]
+__all__ = ["Session", "attach", "choose_agent", "open_mesh", "running_agents", "runtime_folder"]
 
 ANSWER_TIMEOUT_S = 10.0  # a node answers in milliseconds; one that is stopped never does
 
@@ -48,13 +50,14 @@ class Session:
         """The node's answer; an error that the node reports is raised here."""
         request = {"id": 1, "do": verb, **arguments}
         try:
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            with contextlib.suppress(BrokenPipeError):  # it may have said why before it hung up
+                self._socket.sendall(json.dumps(request).encode() + b"\n")
             line = self._reader.readline()
-        except OSError as error:
+            if not line:
+                raise self._silent("it closed the connection")
+            answer = json.loads(line)
+        except (OSError, ValueError) as error:
             raise self._silent(error) from None
-        if not line:
-            raise self._silent("it closed the connection")
-        answer = json.loads(line)
         if "error" in answer:
             raise _raised_there(answer["error"])
         return answer["result"]
@@ -63,14 +66,38 @@ class Session:
         """The snapshot, then every action, until the node ends."""
         yield self.ask("subscribe", channel="mesh-peers:/")
         self._socket.settimeout(None)
-        for line in self._reader:
-            yield json.loads(line)["action"]
+        try:
+            for line in self._reader:
+                yield json.loads(line)["action"]
+        except (OSError, ValueError) as error:  # it was killed, perhaps in the middle of a line
+            raise self._silent(error) from None
 
     def _silent(self, why: object) -> NotRunning:
         return NotRunning(
             f"The node of {self.agent} gave no answer: {why}.",
             hint="See its node.log, or end it and join again.",
         )
+
+
+def open_mesh(
+    dir_option: str | os.PathLike[str] | None, *, make_personal: bool = False
+) -> MeshFolder:
+    """The mesh that a command is about; outside any project the personal one.
+
+    Only a join makes the personal mesh: a question about it changes nothing on the disk.
+    """
+    chosen = Path(dir_option) if dir_option is not None else None
+    found = find_mesh(Path.cwd(), chosen, os.environ)
+    mesh = MeshFolder(found or personal_mesh(os.environ))
+    if not mesh.exists:
+        if found is not None:
+            raise UsageError(
+                f"There is no mesh in {mesh.path}.",
+                hint=f"Make one: meshagent init {mesh.path.parent}",
+            )
+        if make_personal:
+            mesh.create("personal")
+    return mesh
 
 
 def running_agents(registry: Path) -> list[RegistryEntry]:
@@ -86,11 +113,14 @@ def attach(
     registry: Path, wanted: str | None, environ: Mapping[str, str], *, any_will_do: bool = False
 ) -> Session:
     """A session with the node that a command speaks to: `--as`, MESHAGENT_AGENT, the only one."""
-    return Session(
-        choose_agent(
-            running_agents(registry), wanted or environ.get("MESHAGENT_AGENT"), any_will_do
-        )
-    )
+    wanted = wanted or environ.get("MESHAGENT_AGENT")
+    running = running_agents(registry)
+    if any_will_do and not wanted:
+        for entry in running[:-1]:  # where a pid was reused, its file tells of a node long gone
+            with contextlib.suppress(NotRunning):
+                return Session(entry)
+        running = running[-1:]
+    return Session(choose_agent(running, wanted, any_will_do))
 
 
 def choose_agent(

@@ -11,7 +11,14 @@ import ipaddress
 import socket
 from collections.abc import Iterable
 
-__all__ = ["format_address", "interface_addresses", "is_wildcard", "parse_address", "resolve"]
+__all__ = [
+    "format_address",
+    "interface_addresses",
+    "is_wildcard",
+    "literal",
+    "parse_address",
+    "resolve",
+]
 
 HOST_CHARACTERS_MAX = 253  # the longest name DNS can hold
 

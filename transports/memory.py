@@ -85,10 +85,7 @@ class _End:
     due: bool = False
 
     def push(self, parts: tuple[bytes, ...] | None) -> None:
-        network, loop = self.owner.network, self.owner._loop
-        arrival = loop.time() + network._delay()
-        if self.coming:
-            arrival = max(arrival, self.coming[-1][0])
+        arrival = self.owner._loop.time() + self.owner.network._delay()
         self.coming.append((arrival, parts))
         self.schedule()
 

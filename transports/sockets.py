@@ -18,13 +18,13 @@ from meshagent.transports.addresses import format_address, is_wildcard
 from meshagent.transports.limits import LinkLimits
 from meshagent.transports.zap import DOMAIN
 
-__all__ = ["Keys", "bind", "mesh_error", "open_dealer", "open_router"]
+__all__ = ["Keys", "bind", "is_route", "mesh_error", "open_dealer", "open_router"]
 
 ROUTE_BYTES = 16
 """Our routing ids: random, one per link, known to the two ends only. See `is_route`."""
 
 NEVER_MS = 24 * 3600 * 1000
-"""Not -1: that makes libzmq drop the frames that the other side sent before it went away. The
+"""Not -1: libzmq then drops what the other side sent before it went and we had not read. The
 DEALER is closed as soon as its link ends, so that it never comes to a second attempt."""
 
 

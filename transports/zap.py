@@ -37,9 +37,11 @@ class Door:
         context: zmq.Context[zmq.Socket[bytes]],
         loop: asyncio.AbstractEventLoop,
         limits: LinkLimits,
+        refused: Counter[str],
         has_room: Callable[[], bool],
     ) -> None:
-        self.refused: Counter[str] = Counter()
+        self.turned_away = 0
+        self._refused = refused
         self._loop = loop
         self._limits = limits
         self._has_room = has_room
@@ -81,7 +83,8 @@ class Door:
             log.exception("The door could not judge a caller.")
             refusal = "error"
         if refusal:
-            self.refused[refusal] += 1
+            self._refused[refusal] += 1
+            self.turned_away += 1
             return [VERSION, number, b"400", b"", b"", b""]
         return [VERSION, number, b"200", b"", request[6].hex().encode(), b""]
 

@@ -15,7 +15,6 @@ import resource
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import zmq
 
@@ -23,7 +22,7 @@ from meshagent.core.ports import LinkEvents
 from meshagent.core.types import LinkId
 from meshagent.errors import LocalProtocolError, PortBusy
 from meshagent.transports import addresses
-from meshagent.transports.arrivals import Arrival, Arrivals, cut_off
+from meshagent.transports.arrivals import Arrivals, cut_off
 from meshagent.transports.drain import Drain, FrameReader, Received
 from meshagent.transports.limits import (
     DIALLED_DESCRIPTORS,
@@ -31,6 +30,7 @@ from meshagent.transports.limits import (
     LinkLimits,
     descriptors_for_links,
 )
+from meshagent.transports.links import Dialled, Inbound, Line
 from meshagent.transports.monitor import DIALLING_EVENTS, LISTENING_EVENTS, Monitor, dialled_end
 from meshagent.transports.sockets import Keys, bind, is_route, mesh_error, open_dealer, open_router
 from meshagent.transports.telling import tell
@@ -42,46 +42,6 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 """The safety tick: an edge that was missed, against all reasoning, costs a second."""
-
-
-@dataclass(eq=False, slots=True)
-class Line:
-    """The sockets of one attempt to connect, and how to read them."""
-
-    dealer: zmq.Socket[bytes]
-    monitor: Monitor
-    reader: FrameReader
-    drains: list[Drain] = field(default_factory=list)
-
-    def close(self, linger_ms: int) -> None:
-        for drain in self.drains:
-            drain.close()
-        self.monitor.close()
-        self.dealer.close(linger=linger_ms)
-
-
-@dataclass(eq=False, slots=True)
-class Dialled:
-    """A link that we dial: opened when its handshake is done, ending once `end` says why."""
-
-    link: LinkId
-    deadline: float
-    opened: bool = False
-    end: str = ""
-    line: Line | None = None
-    untried: list[tuple[str, int]] = field(default_factory=list)
-    resolving: asyncio.Task[None] | None = None
-    cost = DIALLED_DESCRIPTORS
-
-
-@dataclass(eq=False, slots=True)
-class Inbound:
-    """A link that another agent dialled: known by its routing id, from its first frame on."""
-
-    link: LinkId
-    route: bytes
-    arrival: Arrival | None
-    cost = INBOUND_DESCRIPTORS
 
 
 class ZmqTransport:
@@ -104,7 +64,6 @@ class ZmqTransport:
         self._forgotten: dict[bytes, None] = {}
         self._arrivals = Arrivals()
         self._drains: list[Drain] = []
-        self._turned_away = 0  # by the door, and not yet seen to disconnect
         self._descriptors = 0
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         soft = soft if soft != resource.RLIM_INFINITY else 1 << 20
@@ -149,7 +108,7 @@ class ZmqTransport:
         # Three sockets for each dialled link; the default of 1023 would be the hidden limit.
         self._context.set(zmq.MAX_SOCKETS, 3 * limits.links_max + 16)
         # The door stands before anybody can knock: with no handler libzmq would not ask.
-        self._door = Door(self._context, self._loop, limits, self._has_room)
+        self._door = Door(self._context, self._loop, limits, self.refused, self._has_room)
         self._drains.append(self._door.drain)
         self._router = open_router(self._context, self._keys, limits)
         self._monitor = Monitor(
@@ -432,13 +391,9 @@ class ZmqTransport:
 
     def _settle(self) -> None:
         """All frames are read: now the ends that the monitor told of may be told on."""
-        for reason, count in self._door.refused.items():
-            self.refused[reason] += count
-            self._turned_away += count
-        self._door.refused.clear()
         lost, silent = self._arrivals.settle()
-        known = min(silent, self._turned_away)  # the door has counted these by their reason
-        self._turned_away -= known
+        known = min(silent, self._door.turned_away)  # counted by their reason already
+        self._door.turned_away -= known
         if silent > known:
             self.refused["outsider"] += silent - known
         for link in lost:

@@ -6,12 +6,13 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from meshagent._version import __version__
 from meshagent.cli.output import print_error
-from meshagent.errors import MeshError
+from meshagent.errors import MeshError, UsageError
 
 __all__ = ["main"]
 
@@ -29,6 +30,10 @@ _COMMANDS = (
 )
 
 
+class _ReaderGone(Exception):
+    """Nobody reads our output any more."""
+
+
 class _LazyGroup(click.Group):
     """Finds `meshagent.cli.<name>.command` when the command is used; in the order of the tour."""
 
@@ -40,6 +45,12 @@ class _LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(f"meshagent.cli.{cmd_name}").command
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click itself would end the process with code 1
+            raise _ReaderGone from None
 
 
 @click.group(
@@ -63,12 +74,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.exceptions.Exit as done:
         code = done.exit_code
     except click.ClickException as error:
-        error.show()
+        _show(error, as_json="--json" in arguments)
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = INTERRUPTED_EXIT_CODE
-    except BrokenPipeError:
-        # The reader has gone; leave quietly, and keep Python from complaining at its exit.
+    except _ReaderGone:
+        # `peers | head -1` is no failure; and Python must not complain at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _show(error: click.ClickException, as_json: bool) -> None:
+    """click's own errors, about options and arguments."""
+    if not as_json:
+        error.show()
+        return
+    where = getattr(error, "ctx", None)
+    path = where.command_path if where is not None else "meshagent"
+    print_error(UsageError(error.format_message(), hint=f"See: {path} --help"), as_json=True)

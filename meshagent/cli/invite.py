@@ -20,8 +20,7 @@ def command(common: Common) -> None:
     Example:  meshagent invite | ssh laptop 'cd project && meshagent join --role tester --invite -'
     """
     from meshagent.core.invites import Invite, format_invite
-    from meshagent.node.wiring import open_mesh
-    from meshagent.session import choose_agent, running_agents
+    from meshagent.session import choose_agent, open_mesh, running_agents
 
     mesh = open_mesh(common.dir)
     wanted = common.agent or os.environ.get("MESHAGENT_AGENT")

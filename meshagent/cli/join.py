@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import click
 
 from meshagent.cli.options import Common, common_options
 from meshagent.cli.output import notice, warn
-from meshagent.errors import UsageError
+from meshagent.errors import AmbiguousPeer, NoSuchPeer, UsageError
 
 __all__ = ["command"]
 
@@ -45,29 +47,32 @@ def command(common: Common, role: str | None, invite: str | None, **rest: Any) -
 
     Example:  meshagent join --role tester
     """
-    from meshagent.node.wiring import JoinOptions, open_mesh
+    from meshagent.node.wiring import JoinOptions, check_options
+    from meshagent.session import open_mesh
 
-    if role is None and common.agent is None:
+    wanted = common.agent or (os.environ.get("MESHAGENT_AGENT") if role is None else None)
+    if role is None and wanted is None:
         raise UsageError(
             "A role is needed: what does this agent do?", hint="Try: meshagent join --role tester"
         )
     detach, ready_fd = rest["detach"], rest["ready_fd"]
-    peers = tuple(rest["peers"])
-    if invite is not None:
-        directory, hints = _accept_invite(invite, common)
-        peers = (*peers, *hints)
-    else:
-        directory = common.dir
-    mesh = open_mesh(directory)
     options = JoinOptions(
-        role=role or _role_of(mesh, common.agent),
+        role=role or "unknown",
         name=rest["name"],
         capabilities=tuple(rest["capabilities"]),
         discovery=rest["discovery"],
         listen=rest["listen"],
-        peers=peers,
-        agent=_full_id(mesh, common.agent),
+        peers=tuple(rest["peers"]),
     )
+    check_options(options)  # before an invite or a first join makes a mesh
+    directory = common.dir
+    if invite is not None:
+        directory, hints = _accept_invite(invite, common)
+        options = replace(options, peers=(*options.peers, *hints))
+    mesh = open_mesh(directory, make_personal=wanted is None)
+    if wanted is not None:
+        folder = _find_agent(mesh, wanted)
+        options = replace(options, agent=folder.agent, role=role or folder.read().role)
     if detach:
         from meshagent.cli.detach import run_detached
 
@@ -81,23 +86,36 @@ async def _run(mesh: Any, options: Any, common: Common, ready_fd: int | None) ->
     from meshagent.node.wiring import open_node
 
     async with open_node(mesh, options) as node:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, node.driver.end)
+        for number in _ending_signals():
+            asyncio.get_running_loop().add_signal_handler(number, node.driver.end)
         warn(node.warnings, common.quiet)
         if common.verbose:
             node.log.addHandler(logging.StreamHandler(sys.stderr))
-        view = choose_view(node, common, ready_fd)
-        with node.driver.subscribers.subscribe() as events:
-            show = asyncio.create_task(view.run(events))
-            try:
-                await node.driver.wait()
-            finally:
-                show.cancel()
-                await asyncio.gather(show, return_exceptions=True)
-                view.close()
+        await _show(node, choose_view(node, common, ready_fd))
     if not common.json:
         notice(f"{node.driver.agent} has left.", common.quiet)
+
+
+async def _show(node: Any, view: Any) -> None:
+    """Until the node ends, or nobody can be shown anything: who reads us has gone."""
+    with node.driver.subscribers.subscribe() as events:
+        tasks = [asyncio.create_task(view.run(events)), asyncio.create_task(node.driver.wait())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            view.close()
+
+
+def _ending_signals() -> list[signal.Signals]:
+    """A closed terminal is a way to leave too, unless nohup says otherwise."""
+    hang_up = signal.SIGHUP
+    closing = [hang_up] if signal.getsignal(hang_up) == signal.SIG_DFL else []
+    return [signal.SIGINT, signal.SIGTERM, *closing]
 
 
 def _accept_invite(source: str, common: Common) -> tuple[str | None, tuple[str, ...]]:
@@ -123,26 +141,23 @@ def _accept_invite(source: str, common: Common) -> tuple[str | None, tuple[str, 
     return str(mesh.path), invite.addresses
 
 
-def _full_id(mesh: Any, wanted: str | None) -> str | None:
-    """`--as` may be a unique prefix or a name of an agent in this folder."""
+def _find_agent(mesh: Any, wanted: str) -> Any:
+    """The agent of this folder that `--as` means: by id, name or unique prefix."""
     from meshagent.storage.agents import list_agents
 
-    if wanted is None:
-        return None
-    agents = [each.agent for each in list_agents(mesh)]
-    matching = [each for each in agents if each == wanted or each[:-9] == wanted]
-    matching = matching or [each for each in agents if each.startswith(wanted)]
-    return matching[0] if len(matching) == 1 else wanted
-
-
-def _role_of(mesh: Any, wanted: str | None) -> str:
-    from meshagent.storage.agents import list_agents
-
-    agent = _full_id(mesh, wanted)
-    folder = next((each for each in list_agents(mesh) if each.agent == agent), None)
-    if folder is None:
-        raise UsageError(
-            f"There is no agent {wanted} here to resume.",
-            hint="Give a role to make a new one: meshagent join --role tester",
+    agents = list_agents(mesh)
+    matching = [each for each in agents if wanted in (each.agent, each.agent.rpartition("-")[0])]
+    matching = matching or [each for each in agents if each.agent.startswith(wanted)]
+    if not matching:
+        known = ", ".join(each.agent for each in agents) or "none yet"
+        raise NoSuchPeer(
+            f"There is no agent {wanted!r} in {mesh.agents} to resume.",
+            hint=f"Agents here: {known}. A new one needs a role: meshagent join --role tester",
         )
-    return folder.read().role
+    if len(matching) > 1:
+        ids = ", ".join(each.agent for each in matching)
+        raise AmbiguousPeer(
+            f"{len(matching)} agents here answer to {wanted!r}: {ids}.",
+            hint=f"Say which one: --as {matching[0].agent}",
+        )
+    return matching[0]

@@ -23,8 +23,7 @@ def command(common: Common) -> None:
 
     Example:  meshagent leave
     """
-    from meshagent.node.wiring import open_mesh
-    from meshagent.session import attach
+    from meshagent.session import attach, open_mesh
 
     mesh = open_mesh(common.dir)
     with attach(mesh.registry, common.agent, os.environ) as session:

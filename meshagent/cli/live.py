@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -27,6 +28,7 @@ from meshagent.node.wiring import RunningNode
 __all__ = ["choose_view"]
 
 HISTORY_LINES_MAX = 8
+FRAME_LINES = 6  # who I am, the table's header, "Ctrl-C leaves", and the blank lines between
 REFRESH_S = 5.0  # "3 s ago" need not be truer than that; a change is shown at once
 
 
@@ -109,8 +111,9 @@ class JsonView(LineView):
             "pid": os.getpid(),
         }
         if self._ready_fd is not None:
-            with os.fdopen(self._ready_fd, "w") as ready:
-                ready.write(json.dumps(joined) + "\n")
+            with contextlib.suppress(BrokenPipeError):  # who started us has gone; we have not
+                os.write(self._ready_fd, json.dumps(joined).encode() + b"\n")
+            os.close(self._ready_fd)
             # The starter stops reading our errors now; from here on the log has them.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         print_json(joined)
@@ -175,15 +178,19 @@ class LiveView(LineView):
         text.append("\n")
         if not ended:
             self._draw_peers(text, width)
-        for line in self._history:
+        for line in list(self._history)[-self._history_room() :]:
             text.append(f"{line}\n", style="dim")
         if not ended:
             text.append("\nCtrl-C leaves", style="dim")
         self._live.update(text, refresh=True)
 
+    def _history_room(self) -> int:
+        """What just happened is the last thing drawn: a low terminal must not cut it off."""
+        return max(1, min(HISTORY_LINES_MAX, (self._console.height - FRAME_LINES) // 2))
+
     def _draw_peers(self, text: Any, width: int) -> None:
         peers = sort_peers([p for p in self.driver.peers_view() if p["state"] != "left"])
-        room = max(3, self._console.height - HISTORY_LINES_MAX - 7)
+        room = max(1, self._console.height - FRAME_LINES - self._history_room() - 1)
         if not peers:
             text.append("nobody else is here yet", style="italic")
             text.append("   (another terminal: meshagent join --role backend)\n\n", style="dim")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,11 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
+def styled(text: str, **style: Any) -> str:
+    """`text` in a style, unless NO_COLOR asks for none; click drops it where nobody looks."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, **style)
+
+
 def notice(text: str, quiet: bool = False) -> None:
     """Something a person should know, on standard error."""
     if not quiet:
@@ -43,7 +49,7 @@ def notice(text: str, quiet: bool = False) -> None:
 def warn(texts: Sequence[str], quiet: bool = False) -> None:
     """Warnings, one line each, on standard error."""
     for text in texts:
-        notice(click.style("warning: ", fg="yellow") + text, quiet)
+        notice(styled("warning: ", fg="yellow") + text, quiet)
 
 
 def print_error(error: MeshError, as_json: bool) -> None:
@@ -52,7 +58,7 @@ def print_error(error: MeshError, as_json: bool) -> None:
         words = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
         click.echo(json.dumps({"error": words}, ensure_ascii=False), err=True)
         return
-    click.echo(click.style("meshagent: ", fg="red") + error.message, err=True)
+    click.echo(styled("meshagent: ", fg="red") + error.message, err=True)
     if error.hint:
         click.echo(f"  {error.hint}", err=True)
 
@@ -126,9 +132,9 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], keep: Sequ
     for number, cells in enumerate(table):
         line = "  ".join(cells).rstrip()[:width]
         if number == 0:
-            click.secho(line, dim=True)
+            click.echo(styled(line, dim=True))
             continue
         state = next((each.strip() for each in cells if each.strip() in STATE_COLOURS), "")
         if state:
-            line = line.replace(state, click.style(state, fg=STATE_COLOURS[state]), 1)
+            line = line.replace(state, styled(state, fg=STATE_COLOURS[state]), 1)
         click.echo(line)

@@ -28,8 +28,7 @@ def command(common: Common, watch: bool) -> None:
 
     Example:  meshagent peers --watch
     """
-    from meshagent.node.wiring import open_mesh
-    from meshagent.session import attach, running_agents
+    from meshagent.session import attach, open_mesh, running_agents
 
     mesh = open_mesh(common.dir)
     wanted = common.agent or os.environ.get("MESHAGENT_AGENT")
@@ -39,7 +38,11 @@ def command(common: Common, watch: bool) -> None:
         changes = session.watch() if watch else iter([{"snapshot": session.ask("peers")}])
         snapshot = next(changes)["snapshot"]
         peers = [*snapshot["peers"], *([snapshot["me"]] if include_me else [])]
-        _print_list(sort_peers(peers), common, session.agent)
+        if watch and common.json:  # a stream is one object per line from the first on
+            for peer in sort_peers(peers):
+                print_json({"event": "peer", **peer})
+        else:
+            _print_list(sort_peers(peers), common, session.agent)
         for change in changes:
             if change.get("event") == "peer":
                 _print_change(change, common)

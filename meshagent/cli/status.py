@@ -26,8 +26,7 @@ def command(common: Common, text: str | None, presence: str | None) -> None:
 
     Example:  meshagent status "running the login tests" --presence working
     """
-    from meshagent.node.wiring import open_mesh
-    from meshagent.session import attach
+    from meshagent.session import attach, open_mesh
 
     mesh = open_mesh(common.dir)
     with attach(mesh.registry, common.agent, os.environ) as session:

@@ -15,7 +15,7 @@ assert UPDATES_PER_FRAME_MAX <= UPDATES_MAX
 
 
 class GossipQueue:
-    """Updates waiting to be passed on, least often sent first."""
+    """Updates waiting to be passed on, least often sent first, and of these the newest."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[int, bytes]] = {}
@@ -25,6 +25,7 @@ class GossipQueue:
 
     def put(self, topic: str, data: bytes) -> None:
         """Pass this on, instead of whatever older word waits on the same topic."""
+        self._waiting.pop(topic, None)
         self._waiting[topic] = (0, data)
 
     def drop(self, prefix: str) -> None:
@@ -38,8 +39,10 @@ class GossipQueue:
             return ()
         topics = list(self._waiting)
         if len(topics) > UPDATES_PER_FRAME_MAX:
-            topics.sort(key=lambda topic: self._waiting[topic][0])
-            del topics[UPDATES_PER_FRAME_MAX:]
+            counts = [self._waiting[topic][0] for topic in topics]
+            places = sorted(range(len(topics)), key=lambda place: (counts[place], -place))
+            # In the order in which we learned them: a record before what rests on it.
+            topics = [topics[place] for place in sorted(places[:UPDATES_PER_FRAME_MAX])]
         taken = []
         for topic in topics:
             count, data = self._waiting[topic]

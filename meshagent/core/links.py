@@ -19,7 +19,17 @@ from enum import Enum
 
 from meshagent.core.dialing import Dialing, DialingConfig
 from meshagent.core.effects import CloneFound, CloseLink, Dial, Effect, Transmit
-from meshagent.core.frames import NONCE_BYTES, Bye, Check, Frame, Hello, Here, Refuse, Welcome
+from meshagent.core.frames import (
+    MEMBERS_MAX,
+    NONCE_BYTES,
+    Bye,
+    Check,
+    Frame,
+    Hello,
+    Here,
+    Refuse,
+    Welcome,
+)
 from meshagent.core.handshake import (
     Refusal,
     check_hello,
@@ -48,6 +58,9 @@ class LinksConfig:
     """How long an older link may take to show that its end still runs."""
     courtesy_s: float = 0.6
     """Of two that learn of each other at once, the larger id waits this long for the smaller."""
+    settled_s: float = 10.0
+    """Two that dial each other at once are done by then: a later second link means that the
+    first is dead at the other end, whatever our own kernel believes."""
     dialing: DialingConfig = field(default_factory=DialingConfig)
 
 
@@ -149,6 +162,10 @@ class Links:
         links = self._by_agent.get(agent)
         return links[0].link if links else None
 
+    def linked(self) -> list[AgentId]:
+        """Everyone who has a link."""
+        return list(self._by_agent)
+
     def address_of(self, agent: AgentId) -> str:
         """Where we reached it, when it was we who dialled."""
         return next((each.address for each in self._by_agent.get(agent, ()) if each.address), "")
@@ -158,9 +175,12 @@ class Links:
         known = self._links.get(link)
         return known.agent if known and known.state is LinkState.OPEN else None
 
-    def pin(self, agent: str, key: bytes) -> None:
-        """This id was seen with this key before; any other key for it is an impostor's."""
-        self._pinned.setdefault(agent, key)
+    def pin(self, agent: str, key: bytes) -> bytes:
+        """The key this id was first seen with; any other one for it is an impostor's."""
+        pinned = self._pinned.setdefault(agent, key)
+        if len(self._pinned) > MEMBERS_MAX:  # the oldest gives way; its id still binds its key
+            del self._pinned[next(iter(self._pinned))]
+        return pinned
 
     # -- what to connect to -------------------------------------------------------------------
 
@@ -179,6 +199,11 @@ class Links:
     def hurry(self, agent: AgentId, now: float) -> None:
         """We have something for this agent: dial it now if it has no link."""
         self._dialing.hurry(agent, now)
+
+    def hurry_all(self, now: float) -> None:
+        """Our own network changed: dial at once whoever has no link."""
+        for key in list(self._dialing.targets):
+            self._dialing.hurry(key, now)
 
     def lose_interest(self, agent: AgentId) -> None:
         """The agent left: it will come back by itself."""
@@ -247,6 +272,17 @@ class Links:
             *self._discard(known, now),
         ]
 
+    def cut(self, agent: AgentId, now: float) -> list[Outcome]:
+        """Nothing is heard on the links to this agent: end them, and dial anew.
+
+        A connection whose far end lost its address or its power looks healthy here for minutes.
+        """
+        outcomes: list[Outcome] = []
+        for silent in list(self._by_agent.get(agent, ())):
+            outcomes.append(Transmit(silent.link, Bye("nothing is heard on this link")))
+            outcomes += self._discard(silent, now)
+        return outcomes
+
     def close_all(self, reason: str) -> list[Outcome]:
         """The node ends."""
         return [Transmit(link, Bye(reason)) for link in self._links]
@@ -299,6 +335,8 @@ class Links:
                 return self._still_there(known, frame, now)
             case Here() | Check():
                 return []
+        if known.state is LinkState.CHECKING and not isinstance(frame, Hello | Welcome):
+            return []  # one that we dialled counts the link as open already: it will say it again
         if (known.state, type(frame)) not in TRANSITIONS:
             raise RemoteProtocolError(
                 f"A {type(frame).__name__} can't come on a link that is {known.state.value}."
@@ -328,7 +366,7 @@ class Links:
     def _believe(
         self, known: Link, record: Record, data: bytes, started_ms: int, now: float
     ) -> list[Outcome]:
-        if self._pinned.setdefault(record.agent, record.key) != record.key:
+        if self.pin(record.agent, record.key) != record.key:
             raise Refusal("impostor", "This agent id belongs to another key.")
         known.agent, known.started_ms, known.record = record.agent, started_ms, data
         others = self._by_agent.get(record.agent, [])
@@ -340,9 +378,9 @@ class Links:
         return self._open(known, now)
 
     def _open(self, known: Link, now: float) -> list[Outcome]:
-        known.state = LinkState.OPEN
+        known.state, known.since = LinkState.OPEN, now
         self._unsettled.discard(known.link)
-        outcomes: list[Outcome] = []
+        outcomes = self._drop_settled(known.agent, now)
         if known.hello is not None:
             assert known.curve_key is not None
             nonce = self._rng.randbytes(NONCE_BYTES)
@@ -359,6 +397,16 @@ class Links:
         for spare in [each for each in links[1:] if each.dialled]:
             outcomes.append(Transmit(spare.link, Bye("another link serves")))
             outcomes += self._discard(spare, now)
+        return outcomes
+
+    def _drop_settled(self, agent: AgentId, now: float) -> list[Outcome]:
+        """Links to this agent so old that a new one shows them to be dead."""
+        outcomes: list[Outcome] = []
+        for older in list(self._by_agent.get(agent, ())):
+            if now - older.since > self._config.settled_s:
+                self._forget(older)
+                outcomes += [Transmit(older.link, Bye("a newer link serves"))]
+                outcomes += [CloseLink(older.link)]
         return outcomes
 
     def _rank(self, link: Link) -> tuple[bool, int]:

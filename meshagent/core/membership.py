@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from meshagent.core.effects import Effect, PeerChanged, Send
@@ -111,8 +111,10 @@ class Membership:
         rng: random.Random,
         now: float,
         config: MembershipConfig = LAN,
+        reachable: Callable[[AgentId], bool] | None = None,
     ) -> None:
         self.refused: Counter[str] = Counter()
+        self._reachable = reachable  # a frame for anybody else would be lost
         self.health = LocalHealth()
         self._config, self._rng = config, rng
         self._signer, self._mesh_id, self._verify = signer, mesh_id, verify
@@ -157,6 +159,12 @@ class Membership:
         """The key an agent is known by; another one for the same id is an impostor's."""
         member = self._members.get(agent)
         return member.record.key if member else None
+
+    def is_fresh(self, agent: AgentId, now: float) -> bool:
+        """Whether we heard from `agent` a moment ago."""
+        member = self._members.get(agent)
+        heard_at = member.heard_at if member else None
+        return heard_at is not None and now - heard_at < self._config.probe_fail_s
 
     # -- what we say about ourselves ----------------------------------------------------------
 
@@ -232,7 +240,7 @@ class Membership:
             case Ack(seq, updates):
                 effects += self._learn(updates, peer, now)
                 effects += self._heard(peer, now)
-                effects += self._answered(seq, now)
+                effects += self._answered(seq, peer, now)
             case PingReq(seq, target, updates):
                 effects += self._learn(updates, peer, now)
                 effects += self._heard(peer, now)
@@ -317,13 +325,16 @@ class Membership:
         )  # fmt: skip
         return [Send(target, Ping(self._seq, self._riders(target)))]
 
-    def _answered(self, seq: int, now: float) -> list[Effect]:
-        relay = self._relays.pop(seq, None)
-        if relay is not None:
+    def _answered(self, seq: int, peer: AgentId, now: float) -> list[Effect]:
+        """Only the one that was probed, or a helper that was asked, can answer for it."""
+        relay = self._relays.get(seq)
+        if relay is not None and relay.target == peer:
+            del self._relays[seq]
             return [Send(relay.requester, Ack(relay.their_seq))]
-        probe = self._probes.pop(seq, None)
-        if probe is None:
+        probe = self._probes.get(seq)
+        if probe is None or (peer != probe.target and peer not in probe.helpers):
             return []
+        del self._probes[seq]
         self.health.note(-1)
         return self._heard(probe.target, now)
 
@@ -334,13 +345,13 @@ class Membership:
             return []
         if not probe.asked:
             probe.asked = True
-            helpers = self._order.sample(self._config.helpers, without=probe.target)
-            probe.helpers = len(helpers)
+            helpers = self._some(self._config.helpers, without=probe.target)
+            probe.helpers = tuple(helpers)
             return [Send(each, PingReq(probe.seq, probe.target)) for each in helpers]
         if now < probe.fail_at:
             return []
         del self._probes[probe.seq]
-        self.health.note(max(1, probe.helpers) - probe.nacks if probe.nacks < probe.helpers else 0)
+        self.health.note(max(0, len(probe.helpers) - probe.nacks))
         return self._accuse(member, now)
 
     def _relay(self, seq: int, target: AgentId, requester: AgentId, now: float) -> list[Effect]:
@@ -349,7 +360,7 @@ class Membership:
         if target not in self._members or len(self._relays) >= RELAYS_MAX:
             return []
         self._seq += 1
-        self._relays[self._seq] = Relay(requester, seq, now + self._config.probe_timeout_s)
+        self._relays[self._seq] = Relay(requester, target, seq, now + self._config.probe_timeout_s)
         return [Send(target, Ping(self._seq))]
 
     def _excuse_everyone(self, now: float) -> None:
@@ -465,7 +476,7 @@ class Membership:
     def _learn_record(self, word: Signed, record: Record, now: float) -> list[Effect]:
         agent = record.agent
         if agent == self._me.agent:
-            news = record.incarnation >= self._me.incarnation and word.data != self._my_word.data
+            news = record.incarnation >= self._me.incarnation and word.body != self._my_word.body
             if news and record.key == self._me.key and self._is_genuine(word, record.key):
                 self._refute(record.incarnation)
             return []
@@ -506,7 +517,7 @@ class Membership:
             or not self._is_known(word, accusation)
         ):
             return []
-        if member.heard_at is not None and now - member.heard_at < self._config.probe_fail_s:
+        if self.is_fresh(accusation.subject, now):
             return self._tell(accusation.subject, [word.data], now)
         if accusation.state is PeerState.GONE:
             return self._bury(member, word, now)
@@ -514,7 +525,11 @@ class Membership:
 
     def _is_known(self, word: Signed, accusation: Accusation) -> bool:
         accuser = self._members.get(accusation.accuser)
-        return accuser is not None and self._is_genuine(word, accuser.record.key)
+        if accuser is not None:
+            return self._is_genuine(word, accuser.record.key)
+        if accusation.accuser != self._me.agent:  # our own words come back to us all the time
+            self.refused["unknown accuser"] += 1
+        return False
 
     def _is_genuine(self, word: Signed, key: bytes) -> bool:
         if word.is_genuine(key, self._mesh_id, self._verify):
@@ -552,7 +567,7 @@ class Membership:
     def _spread(self, now: float) -> list[Effect]:
         self._gossip_at = now + self._config.gossip_interval_s
         effects: list[Effect] = []
-        for agent in self._order.sample(self._config.gossip_fanout):
+        for agent in self._some(self._config.gossip_fanout):
             updates = self._gossip.take(self._transmits())
             if not updates:
                 break
@@ -561,7 +576,11 @@ class Membership:
 
     def _sync(self, now: float) -> list[Effect]:
         self._sync_at = now + self._rng.uniform(0.5, 1.0) * self._config.sync_interval_s
-        return [Send(agent, Sync(1, self._digest())) for agent in self._order.sample(1)]
+        return [Send(agent, Sync(1, self._digest())) for agent in self._some(1)]
+
+    def _some(self, count: int, without: AgentId | None = None) -> list[AgentId]:
+        """Members at random, of those that a frame would reach."""
+        return self._order.sample(count, without, self._reachable)
 
     def _digest(self) -> tuple[tuple[str, int, int], ...]:
         mine = (self._me.agent, self._me.incarnation, _RANK[PeerState.ALIVE])
@@ -586,10 +605,12 @@ class Membership:
         if incarnation < self._me.incarnation:
             missing.append(self._my_word.data)
         for agent, member in self._members.items():
-            if agent != peer and theirs.get(agent, (-1, 0)) < (
-                member.record.incarnation,
-                _RANK[member.state],
-            ):
+            known = theirs.get(agent, (-1, 0))
+            if agent == peer:
+                if known[0] < member.record.incarnation:
+                    # It lost its count (a deleted database) and must pass what it once said.
+                    missing.append(member.signed.data)
+            elif known < (member.record.incarnation, _RANK[member.state]):
                 missing += member.proofs()
         return [
             Send(peer, Gossip(tuple(missing[at : at + UPDATES_PER_FRAME_MAX])))

@@ -14,6 +14,7 @@ from meshagent.core.codec import decode
 from meshagent.core.delivery import Delivery
 from meshagent.core.effects import Effect, PeerChanged, Persist, Send, Transmit
 from meshagent.core.frames import (
+    MEMBERS_MAX,
     Bye,
     Check,
     Frame,
@@ -58,7 +59,9 @@ class Mesh:
     ) -> None:
         self.delivery = delivery
         self._wall_ms = wall_ms
-        self.membership = Membership(me, signer, mesh_id, verify, rng, now, membership)
+        self.membership = Membership(
+            me, signer, mesh_id, verify, rng, now, membership, self._is_linked
+        )
         self.links = Links(
             signer,
             mesh_id,
@@ -95,8 +98,11 @@ class Mesh:
         addresses: tuple[str, ...] | None = None,
     ) -> list[Effect]:
         """Say something new about ourselves."""
+        before = self.me.addresses
         said = self.membership.describe(now, presence=presence, status=status, addresses=addresses)
-        return self._route(said, now)
+        if addresses is None:
+            return self._route(said, now)
+        return self._route([*said, *self._moved(before, now)], now)
 
     def leave(self, now: float) -> list[Effect]:
         """Say goodbye to all."""
@@ -238,18 +244,33 @@ class Mesh:
                     if self.links.link_to(agent) is None:
                         queue += self.membership.unreachable(agent, now)
                 case PeerChanged(peer):
-                    self._follow(peer, now)
+                    queue += self._follow(peer, now)
                     effects.append(outcome)
                 case _:
                     effects.append(outcome)
         return effects
 
-    def _follow(self, peer: Peer, now: float) -> None:
-        """Keep the dial list in step with who is in the mesh."""
+    def _follow(self, peer: Peer, now: float) -> list[Outcome]:
+        """Keep links and the dial list in step with who is in the mesh."""
         if peer.state is PeerState.LEFT:
             self.links.lose_interest(peer.agent)
-        else:
-            self.links.found(Candidate(peer.agent, peer.addresses, "gossip"), True, True, now)
+            return []
+        self.links.found(Candidate(peer.agent, peer.addresses, "gossip"), True, True, now)
+        return self.links.cut(peer.agent, now) if peer.state is PeerState.GONE else []
+
+    def _moved(self, before: tuple[str, ...], now: float) -> list[Outcome]:
+        """Our addresses changed. Links made from one that we lost are dead, and nobody says so."""
+        self.links.hurry_all(now)
+        if set(before) <= set(self.me.addresses):
+            return []
+        outcomes: list[Outcome] = []
+        for agent in self.links.linked():
+            if not self.membership.is_fresh(agent, now):
+                outcomes += self.links.cut(agent, now)
+        return outcomes
+
+    def _is_linked(self, agent: AgentId) -> bool:
+        return self.links.link_to(agent) is not None
 
     def _note(self, agent: AgentId, now: float) -> None:
         """Remember the peer's key and addresses, if they are news, with the next batch."""
@@ -262,6 +283,8 @@ class Mesh:
         if self._saved.get(agent) == row:
             return
         self._saved[agent] = self._unsaved[agent] = row
+        if len(self._saved) > MEMBERS_MAX:
+            del self._saved[next(iter(self._saved))]  # at worst one row is written once more
         if self._save_at is None:
             self._save_at = now + SAVE_PEERS_S
 

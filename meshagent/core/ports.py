@@ -51,7 +51,7 @@ class LinkEvents(Protocol):
         """One frame: a header and its payload parts, as the other side sent them."""
 
     def link_closed(self, link: LinkId, reason: str) -> None:
-        """The link is no more; `reason` is `refused`, `lost`, `handshake` or `closed`."""
+        """The link is no more; `reason` is `refused`, `lost`, `handshake`, `closed` or `limit`."""
 
 
 class Transport(Protocol):
@@ -93,6 +93,8 @@ class Discovery(Protocol):
     """A source of candidates. Candidates are hints: wrong, old and hostile ones are expected."""
 
     name: str
+    ignored: Counter[str]
+    """How many hints were not followed, by reason."""
 
     async def start(self, me: Announcement, found: Callable[[Candidate], None]) -> None:
         """Announce `me` and report candidates; returns at once, slow work goes on behind."""

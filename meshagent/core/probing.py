@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right, insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from meshagent.core.types import AgentId
@@ -25,7 +26,7 @@ class Probe:
     started: float
     ask_helpers_at: float
     fail_at: float
-    helpers: int = 0
+    helpers: tuple[AgentId, ...] = ()
     nacks: int = 0
     asked: bool = False
 
@@ -35,6 +36,7 @@ class Relay:
     """A probe made for `requester`, who asked with `their_seq`."""
 
     requester: AgentId
+    target: AgentId
     their_seq: int
     nack_at: float
 
@@ -89,8 +91,16 @@ class ProbeOrder:
             return self._ring[after % len(self._ring)][1]
         return self._next_in_round()
 
-    def sample(self, count: int, without: AgentId | None = None) -> list[AgentId]:
-        """Up to `count` different members at random."""
+    def sample(
+        self,
+        count: int,
+        without: AgentId | None = None,
+        fit: Callable[[AgentId], bool] | None = None,
+    ) -> list[AgentId]:
+        """Up to `count` different members at random, of those that are fit."""
+        if fit is not None:
+            chosen = [agent for _, agent in self._ring if agent != without and fit(agent)]
+            return self.rng.sample(chosen, min(count, len(chosen)))
         if len(self._ring) <= count + 1:
             chosen = [agent for _, agent in self._ring if agent != without]
             self.rng.shuffle(chosen)

@@ -6,16 +6,17 @@ Never starts a node. Invariant: who gets an agent from here holds its lock.
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 
 from meshagent.core.identity import SEED_BYTES, Identity
 from meshagent.core.types import check_agent_id, check_name
-from meshagent.errors import AlreadyRunning, CorruptFile, NoSuchPeer
+from meshagent.errors import AlreadyRunning, CorruptFile, MeshError, NoSuchPeer
 from meshagent.storage.agents import AgentFolder, AgentInfo, create_agent, list_agents
 from meshagent.storage.folder import MeshFolder
 from meshagent.storage.lock import AgentLock
 
-__all__ = ["LockedAgent", "take_agent"]
+__all__ = ["LockedAgent", "check_words", "take_agent"]
 
 
 @dataclass(slots=True)
@@ -28,6 +29,18 @@ class LockedAgent:
     lock: AgentLock
     resumed: bool
 
+    def forget(self) -> None:
+        """Undo its making: the join failed, and nobody has heard of this agent."""
+        assert self.lock.held, "who resumes it meanwhile would lose its folder"
+        shutil.rmtree(self.folder.path, ignore_errors=True)
+
+
+def check_words(role: str, name: str | None, capabilities: tuple[str, ...]) -> None:
+    """A UsageError when one of them can't be used."""
+    check_name(role, "role")
+    for text, field in ((name or role, "name"), *((each, "capability") for each in capabilities)):
+        check_name(text, field)
+
 
 def take_agent(
     mesh: MeshFolder,
@@ -37,22 +50,35 @@ def take_agent(
     wanted: str | None = None,
 ) -> LockedAgent:
     """The agent to run, locked. `wanted` (an id) insists on one; else role and name choose."""
-    check_name(role, "role")
-    for text, field in ((name or role, "name"), *((each, "capability") for each in capabilities)):
-        check_name(text, field)
+    check_words(role, name, capabilities)
     if wanted is not None:
         return _take_this(mesh, wanted)
     for folder in sorted(list_agents(mesh), key=_last_used, reverse=True):
-        info = folder.read()
-        if info.role != role or (name is not None and info.name != name):
-            continue
-        taken = _try(folder, info)
+        try:
+            taken = _take_if(folder, role, name)
+        except MeshError:
+            # One agent's damaged file must not keep the others from joining; and a folder may
+            # vanish while we look, when another process undoes a join that failed.
+            if _name_of(folder) != (name or role) or not folder.path.exists():
+                continue
+            raise
         if taken is not None:
-            if capabilities and capabilities != info.capabilities:
-                folder.write_info(info.name, info.role, capabilities)
+            if capabilities and capabilities != taken.info.capabilities:
+                folder.write_info(taken.info.name, role, capabilities)
                 taken.info = folder.read()
             return taken
     return _make(mesh, role, name or role, capabilities)
+
+
+def _take_if(folder: AgentFolder, role: str, name: str | None) -> LockedAgent | None:
+    info = folder.read()
+    if info.role != role or (name is not None and info.name != name):
+        return None
+    return _try(folder, info)
+
+
+def _name_of(folder: AgentFolder) -> str:
+    return folder.agent.rpartition("-")[0]
 
 
 def _take_this(mesh: MeshFolder, wanted: str) -> LockedAgent:
@@ -87,13 +113,14 @@ def _try(folder: AgentFolder, info: AgentInfo) -> LockedAgent | None:
 
 
 def _make(mesh: MeshFolder, role: str, name: str, capabilities: tuple[str, ...]) -> LockedAgent:
-    seed = os.urandom(SEED_BYTES)
-    identity = Identity(name, seed)
-    folder = create_agent(mesh, identity.agent, seed, name, role, capabilities)
-    taken = _try(folder, folder.read())
-    assert taken is not None, "nobody else knows this agent yet"
-    taken.resumed = False
-    return taken
+    while True:
+        seed = os.urandom(SEED_BYTES)
+        identity = Identity(name, seed)
+        folder = create_agent(mesh, identity.agent, seed, name, role, capabilities)
+        taken = _try(folder, folder.read())
+        if taken is not None:  # else another join found it first and resumes it: make one more
+            taken.resumed = False
+            return taken
 
 
 def _last_used(folder: AgentFolder) -> float:

@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 from meshagent.core.types import PeerState
 from meshagent.errors import LimitReached, MeshError, RemoteProtocolError, UsageError
 from meshagent.node.driver import Driver
+from meshagent.storage.files import mapped_errors
 
 __all__ = ["ControlServer", "status_view"]
 
@@ -28,6 +30,7 @@ PROTOCOL = 1
 LINE_BYTES_MAX = 2 * 1024 * 1024  # a message of 1 MiB as JSON text, with room
 SESSIONS_MAX = 256
 SESSION_BACKLOG_BYTES_MAX = 4 * 1024 * 1024  # beyond it the session is cut off and resumes
+SESSION_CLOSE_TIMEOUT_S = 0.25  # for its last lines; one that does not read must not hold us up
 PEERS_CHANNEL = "mesh-peers:/"
 
 
@@ -47,15 +50,20 @@ class ControlServer:
 
     async def start(self) -> None:
         """Listen; only this user can connect. A socket left by a crash is replaced."""
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
-        mask = os.umask(0o177)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            with mapped_errors(self.path, "create"):
+                self.path.unlink(missing_ok=True)
+                listener.bind(str(self.path))
+                # Its folder is private already. Not by umask, which is the whole process's: files
+                # that another node makes at this moment would get odd modes.
+                self.path.chmod(0o600)
             self._server = await asyncio.start_unix_server(
-                self._accept, str(self.path), limit=LINE_BYTES_MAX
+                self._accept, sock=listener, limit=LINE_BYTES_MAX
             )
-        finally:
-            os.umask(mask)
+        except BaseException:
+            listener.close()
+            raise
 
     async def close(self) -> None:
         """End every session and remove the socket."""
@@ -79,7 +87,11 @@ class ControlServer:
         watch: asyncio.Task[None] | None = None
         try:
             if len(self._sessions) > SESSIONS_MAX:
-                _answer(writer, None, error=LimitReached(f"{SESSIONS_MAX} sessions are attached."))
+                full = LimitReached(
+                    f"{SESSIONS_MAX} sessions are attached to {self._driver.agent} already.",
+                    hint="End some of them and try again.",
+                )
+                _answer(writer, None, error=full)
                 return
             while line := await reader.readline():
                 request = _parse(line)
@@ -94,9 +106,7 @@ class ControlServer:
             if watch is not None:
                 watch.cancel()
                 await asyncio.gather(watch, return_exceptions=True)
-            writer.close()
-            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-                await writer.wait_closed()
+            await _end(writer)
 
     def _handle(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         verb = self._verbs.get(str(request.get("do")))
@@ -135,8 +145,11 @@ class ControlServer:
     # -- verbs --------------------------------------------------------------------------------
 
     def _status(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request.get("text") is not None or request.get("presence") is not None:
-            self._driver.describe(request.get("presence"), request.get("text"))
+        text, presence = request.get("text"), request.get("presence")
+        if not (isinstance(text, str | None) and isinstance(presence, str | None)):
+            raise RemoteProtocolError("A session sent a status that is not text.")
+        if text is not None or presence is not None:
+            self._driver.describe(presence, text)
         return status_view(self._driver)
 
     def _leave(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -165,6 +178,7 @@ def status_view(driver: Driver) -> dict[str, Any]:
         "outbox": {"queued": 0, "sent": 0},
         "inbox": {"unread": 0},
         "refused": dict(sorted(driver.refused().items())),
+        "ignored": dict(sorted(driver.ignored().items())),
         "health": driver.health(),
         "version": me.version,
     }
@@ -191,6 +205,17 @@ def _answer(
         return
     words = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
     _write(writer, {"id": number, "error": words})
+
+
+async def _end(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    try:
+        async with asyncio.timeout(SESSION_CLOSE_TIMEOUT_S):
+            await writer.wait_closed()
+    except (ConnectionError, TimeoutError):
+        pass
+    finally:
+        writer.transport.abort()
 
 
 def _write(writer: asyncio.StreamWriter, value: object) -> None:

@@ -238,6 +238,16 @@ class Driver:
         """Who was turned away, at the door and behind it."""
         return self._transport.refused + self.mesh.refused()
 
+    def ignored(self) -> Counter[str]:
+        """Hints of discovery that were not followed, by source and reason."""
+        return Counter(
+            {
+                f"{source.name} {why}": count
+                for source in self._discoveries
+                for why, count in source.ignored.items()
+            }
+        )
+
     def health(self) -> dict[str, str]:
         """Each discovery source, and the store, in a word."""
         states = {each.name: each.health() for each in self._discoveries}

@@ -12,8 +12,9 @@ import logging
 import logging.handlers
 import os
 import platform
+import socket
 import stat
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +24,16 @@ from meshagent.core.identity import MeshSecret
 from meshagent.core.ports import Announcement, Discovery
 from meshagent.core.records import HOST_CHARACTERS_MAX
 from meshagent.core.types import Candidate
-from meshagent.errors import StorageError, UsageError
-from meshagent.node.agents import LockedAgent, take_agent
+from meshagent.errors import MeshError, StorageError, UsageError
+from meshagent.node.agents import LockedAgent, check_words, take_agent
 from meshagent.node.control import ControlServer
 from meshagent.node.driver import Driver, Profile
 from meshagent.session import runtime_folder
-from meshagent.storage.folder import MeshFolder, find_mesh, personal_mesh
+from meshagent.storage.files import mapped_errors
+from meshagent.storage.folder import MeshFolder
 from meshagent.storage.settings import DISCOVERY_CHOICES, Settings
 
-__all__ = ["JoinOptions", "RunningNode", "open_mesh", "open_node"]
+__all__ = ["JoinOptions", "RunningNode", "check_options", "open_node"]
 
 LOG_BYTES_MAX = 1024 * 1024
 LOG_FILES_MAX = 3
@@ -63,49 +65,46 @@ class RunningNode:
     log: logging.Logger
 
 
-def open_mesh(dir_option: str | os.PathLike[str] | None) -> MeshFolder:
-    """The mesh that a command is about; outside any project the personal one, made when needed."""
-    chosen = Path(dir_option) if dir_option is not None else None
-    found = find_mesh(Path.cwd(), chosen, os.environ)
-    mesh = MeshFolder(found or personal_mesh(os.environ))
-    if not mesh.exists:
-        if found is not None:
-            raise UsageError(
-                f"There is no mesh in {mesh.path}.",
-                hint=f"Make one: meshagent init {mesh.path.parent}",
-            )
-        mesh.create("personal")
-    return mesh
+def check_options(options: JoinOptions) -> None:
+    """What can be known to fail before a mesh or an agent is made for it; raises UsageError."""
+    from meshagent.discovery.addresses import parse_address
+
+    check_words(options.role, options.name, options.capabilities)
+    if options.discovery is not None:
+        _sources(options.discovery)
+    for peer in options.peers:
+        parse_address(peer)
+    if options.listen is not None:
+        _check_free(*_where_to_listen(options.listen))
 
 
 @asynccontextmanager
 async def open_node(mesh: MeshFolder, options: JoinOptions) -> AsyncIterator[RunningNode]:
     """Join: everything is checked before anything is made, and undone when it fails."""
-    from meshagent.discovery.addresses import parse_address
-
+    check_options(options)
     settings = mesh.read_settings()
     secret = MeshSecret(mesh.read_secret())
     host, ports = _where_to_listen(_first(options.listen, settings.listen))
+    _check_free(host, ports)
     sources = _sources(_first(options.discovery, settings.discovery))
-    for peer in options.peers:
-        parse_address(peer)
     agent = take_agent(mesh, options.role, options.name, options.capabilities, options.agent)
-    log, close_log = _open_log(agent)
+    joined = False
     try:
-        if ports is None:
-            ports = (_own_port(agent), 0)
-        peers = (*settings.peers, *options.peers)
-        driver, control = _assemble(mesh, agent, secret, settings, host, sources, peers, log)
-        await control.start()
-        try:
-            await driver.start(host, ports)
-            warnings = [*mesh.warnings, *agent.folder.warnings]
-            yield RunningNode(driver, agent, mesh, warnings, log)
-        finally:
-            await driver.stop()
-            await control.close()
+        with _open_log(agent) as log:
+            peers = (*settings.peers, *options.peers)
+            driver, control = _assemble(mesh, agent, secret, settings, host, sources, peers, log)
+            await control.start()
+            try:
+                await driver.start(host, ports or (_own_port(agent), 0))
+                joined = True
+                warnings = [*mesh.warnings, *agent.folder.warnings]
+                yield RunningNode(driver, agent, mesh, warnings, log)
+            finally:
+                await driver.stop()
+                await control.close()
     finally:
-        close_log()
+        if not (joined or agent.resumed):
+            agent.forget()
         agent.lock.release()
 
 
@@ -163,7 +162,7 @@ class _Unheard:
     """A source that announces and whose candidates nobody hears."""
 
     def __init__(self, inner: Discovery) -> None:
-        self.name = inner.name
+        self.name, self.ignored = inner.name, inner.ignored
         self._inner = inner
 
     async def start(self, me: Announcement, found: Callable[[Candidate], None]) -> None:
@@ -201,12 +200,38 @@ def _where_to_listen(text: str) -> tuple[str, tuple[int, ...] | None]:
         return "", None
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(text.strip("[]"))), None
+    if text.endswith(":0"):  # any free port: as when none is given
+        return _where_to_listen(text.removesuffix(":0"))
     if text.startswith((":", "*:")):
         text = "0.0.0.0:" + text.rpartition(":")[2]
     if ":" not in text:
         return text, None
     host, port = parse_address(text)
     return ("" if host == "0.0.0.0" else host), (port,)  # noqa: S104
+
+
+def _check_free(host: str, ports: tuple[int, ...] | None) -> None:
+    """Bind for an instant: the transport binds only when the agent has been made and opened."""
+    port = ports[0] if ports else 0
+    with contextlib.suppress(ValueError):  # a name: the transport resolves it
+        version = ipaddress.ip_address(host or "0.0.0.0").version  # noqa: S104
+        with socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise _cant_listen(error, host, port) from None
+
+
+def _cant_listen(error: OSError, host: str, port: int) -> MeshError:
+    """In the transport's words, which would say the same later."""
+    import zmq
+
+    from meshagent.discovery.addresses import format_address
+    from meshagent.transports.sockets import mesh_error
+
+    where = format_address(host or "*", port) if port else host
+    return mesh_error(zmq.ZMQError(error.errno), where)
 
 
 def _own_port(agent: LockedAgent) -> int:
@@ -218,8 +243,9 @@ def _own_port(agent: LockedAgent) -> int:
 def _control_path(agent: LockedAgent) -> Path:
     """In a folder that only this user can enter; checked, since /tmp is everybody's."""
     folder = runtime_folder()
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
+    with mapped_errors(folder, "create"):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
     private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
     if not private or status.st_uid != os.getuid():
         raise StorageError(
@@ -230,17 +256,22 @@ def _control_path(agent: LockedAgent) -> Path:
     return folder / f"{name}.sock"
 
 
-def _open_log(agent: LockedAgent) -> tuple[logging.Logger, Callable[[], None]]:
+@contextlib.contextmanager
+def _open_log(agent: LockedAgent) -> Iterator[logging.Logger]:
     """A logger of this node's own: several nodes in one process do not mix."""
-    handler = logging.handlers.RotatingFileHandler(
-        agent.folder.log_file, maxBytes=LOG_BYTES_MAX, backupCount=LOG_FILES_MAX - 1
-    )
+    with mapped_errors(agent.folder.log_file, "write"):
+        handler = logging.handlers.RotatingFileHandler(
+            agent.folder.log_file, maxBytes=LOG_BYTES_MAX, backupCount=LOG_FILES_MAX - 1
+        )
     formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     formatter.default_msec_format = "%s.%03d"
     handler.setFormatter(formatter)
     log = logging.Logger(f"meshagent.{agent.info.agent}", logging.INFO)
     log.addHandler(handler)
-    return log, handler.close
+    try:
+        yield log
+    finally:
+        handler.close()
 
 
 def _first(option: str | None, setting: str) -> str:

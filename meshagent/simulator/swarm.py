@@ -111,6 +111,9 @@ class Swarm:
                 self._perform(
                     seed, self.nodes[seed].engine.connected(agent, word, False, self.world.now)
                 )
+            if introduced:
+                # They met long ago: nobody is still passing that on.
+                self.nodes[agent].engine._gossip.drop("")
             self._arm(agent)
         return fresh
 

@@ -167,9 +167,8 @@ def home(tmp_path: Path) -> Iterator[dict[str, str]]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     yield environ
-    listing = run("meshagent peers --json", tmp_path / "project", environ, check=False).stdout
-    for agent in re.findall(r'"agent": "([^"]+)", "name"', listing):
-        run(f"meshagent leave --as {agent}", tmp_path / "project", environ, check=False)
+    for entry in (tmp_path / "project/.meshagent/registry").glob("*.json"):
+        run(f"meshagent leave --as {entry.stem}", tmp_path / "project", environ)
 
 
 def run(

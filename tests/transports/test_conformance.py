@@ -104,15 +104,16 @@ def test_a_close_is_seen_as_lost_after_the_last_frames(world, until, closer, how
         if closer == "listener":
             mine, link, other, other_link = (b, theirs, a, ours)
         other.owner.frames.clear()
-        for i in range(20):
-            assert mine.send(link, b"%d" % i)
+        sent = [(b"%d" % i, b"x" * 65536) for i in range(20)]
+        for parts in sent:
+            assert mine.send(link, *parts)
         if how == "link":
             mine.close_link(link)
         else:
             await mine.transport.close()
         await until(lambda: other.owner.closed)
         assert other.owner.closed == {other_link: "lost"}
-        assert other.owner.bodies == [(b"%d" % i,) for i in range(20)]
+        assert other.owner.bodies == sent
         assert mine.owner.closed == {}
         assert not other.send(other_link, b"late")
 
@@ -208,19 +209,21 @@ def test_events_are_never_re_entrant(world, until):
     world.run(scenario)
 
 
-def test_a_stalled_reader_stops_the_sender_and_loses_nothing(world, until):
+@pytest.mark.parametrize("sender", ["dialler", "listener"])
+def test_a_stalled_reader_stops_the_sender_and_loses_nothing(world, until, sender):
     async def scenario():
         limits = LinkLimits(queue_frames_max=16)
         a, b = await world.node(limits=limits), await world.node(limits=limits)
-        ours, _ = await world.linked(a, b)
+        ours, theirs = await world.linked(a, b)
+        b.owner.frames.clear()
+        mine, link, other = (a, ours, b) if sender == "dialler" else (b, theirs, a)
         body = b"x" * 65536
-        sent = _fill(a, ours, body)  # the loop is ours meanwhile: nobody reads
+        sent = _fill(mine, link, body)  # the loop is ours meanwhile: nobody reads
         assert 16 <= sent < 500, "bounded by the two queues and the kernel's buffers"
-        await until(lambda: len(b.owner.frames) >= sent + 1)
-        numbers = [int(parts[0]) for parts in b.owner.bodies[1:]]
-        assert numbers == list(range(len(numbers)))
-        assert a.send(ours, b"%d" % len(numbers), body), "room again"
-        await until(lambda: b.owner.bodies[-1][0] == b"%d" % len(numbers))
+        await until(lambda: len(other.owner.frames) == sent)
+        assert [int(number) for number, _ in other.owner.bodies] == list(range(sent))
+        assert mine.send(link, b"more", body), "room again"
+        await until(lambda: other.owner.bodies[-1][0] == b"more")
 
     world.run(scenario)
 

@@ -59,6 +59,20 @@ def test_a_refusing_address_refuses(memory_world, until):
     memory_world.run(scenario)
 
 
+def test_frames_of_different_delay_do_not_overtake(memory_world, until):
+    async def scenario():
+        a, b = await memory_world.node(), await memory_world.node()
+        ours, _ = await memory_world.linked(a, b)
+        memory_world.network.delay_s = (0.0, 0.02)
+        for i in range(100):
+            assert a.send(ours, b"%d" % i)
+        a.close_link(ours)
+        await until(lambda: b.owner.closed)
+        assert b.owner.bodies[1:] == [(b"%d" % i,) for i in range(100)]
+
+    memory_world.run(scenario)
+
+
 def test_the_seed_decides_what_breaks_and_order_is_kept(memory_world, until):
     def breaks_at() -> list[int]:
         found = []

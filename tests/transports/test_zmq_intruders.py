@@ -88,7 +88,7 @@ def test_noise_stays_out_and_is_counted_once(zmq_world, until, noise):
 
 def test_half_open_connections_are_bounded_and_members_still_come_in(zmq_world, until, leftovers):
     async def scenario():
-        limits = LinkLimits(strangers_max=100)
+        limits = LinkLimits(strangers_max=100, handshake_s=60)
         a, b = await zmq_world.node(), await zmq_world.node(limits=limits)
         ours, _ = await zmq_world.linked(a, b)
         before, memory = leftovers()[0], resident_bytes()
@@ -167,6 +167,7 @@ def test_many_parts_cost_their_sender_the_link(zmq_world, until):
             await until(lambda: b.refused["oversize"] == 1)
         assert set(b.owner.closed.values()) == {"closed"}
         assert (b"after it",) not in b.owner.bodies
+        assert set(b.refused) <= {"parts", "oversize", "forgotten"}
 
     zmq_world.run(scenario)
 

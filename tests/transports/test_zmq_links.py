@@ -7,12 +7,19 @@ import ipaddress
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
 from meshagent.errors import PortBusy
 from meshagent.transports.addresses import format_address, interface_addresses, parse_address
+from meshagent.transports.arrivals import cut_off
 from meshagent.transports.limits import LinkLimits, descriptors_for_links
+
+
+def stall(seconds: float) -> None:
+    """Hold the loop while libzmq's own thread goes on: what comes meanwhile waits for us."""
+    time.sleep(seconds)
 
 
 def test_importing_the_package_does_not_load_libzmq():
@@ -116,7 +123,7 @@ def test_a_host_that_never_answers_is_given_up(zmq_world, until):
                 filler.connect_ex(("127.0.0.1", port))
                 fillers.append(filler)
             link = a.dial(f"127.0.0.1:{port}")
-            await until(lambda: a.owner.closed)
+            await until(lambda: a.owner.closed, 3)
             for filler in fillers:
                 filler.close()
         assert a.owner.closed == {link: "refused"}
@@ -162,6 +169,69 @@ def test_a_long_run_of_frames_leaves_the_loop_to_others(zmq_world, until):
             most, last = max(most, len(b.owner.frames) - last), len(b.owner.frames)
         # Two readers (frames and events) and one continuation may run in the same turn.
         assert most <= 3 * LinkLimits().turn_frames_max
+
+    zmq_world.run(scenario)
+
+
+@pytest.mark.parametrize("reader", ["dialler", "listener"])
+def test_a_send_does_not_swallow_the_news_of_a_frame(zmq_world, until, monkeypatch, reader):
+    """libzmq tells of a frame once, and any call on the socket may hear it."""
+
+    async def scenario():
+        monkeypatch.setattr("meshagent.transports.zmq.TICK_S", 1000)
+        a, b = await zmq_world.node(), await zmq_world.node()
+        ours, theirs = await zmq_world.linked(a, b)
+        mine, link, other, other_link = (
+            (a, ours, b, theirs) if reader == "dialler" else (b, theirs, a, ours)
+        )
+        for i in range(10):
+            assert other.send(other_link, b"%d" % i)
+            stall(0.01)  # it is here now, and the loop has not heard of it
+            assert mine.send(link, b"x")
+            await until(lambda i=i: mine.owner.bodies[-1:] == [(b"%d" % i,)], 2)
+
+    zmq_world.run(scenario)
+
+
+def test_the_tick_finds_what_no_edge_told(zmq_world, until, monkeypatch):
+    async def scenario():
+        monkeypatch.setattr("meshagent.transports.zmq.TICK_S", 0.05)
+        a, b = await zmq_world.node(), await zmq_world.node()
+        ours, theirs = await zmq_world.linked(a, b)
+        assert b.send(theirs, b"x")
+        stall(0.01)
+        a.transport._links[ours].line.dealer.poll(0)  # the edge is eaten, and nobody pokes
+        await until(lambda: a.owner.frames, 2)
+
+    zmq_world.run(scenario)
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1", "::1"])
+def test_frames_before_the_end_are_read_however_late_we_are(zmq_world, until, listen):
+    async def scenario():
+        a, b = await zmq_world.node(), await zmq_world.node(listen=listen)
+        ours, theirs = await zmq_world.linked(a, b)
+        for i in range(200):
+            assert b.send(theirs, b"%d" % i)
+        stall(0.1)
+        arrival = b.transport._links[theirs].arrival
+        cut_off(arrival)
+        stall(0.1)  # frames and disconnection wait together
+        a.transport._links[ours].line.dealer.poll(0)  # and libzmq hears of the latter first
+        await until(lambda: a.owner.closed == {ours: "lost"})
+        assert a.owner.bodies == [(b"%d" % i,) for i in range(200)]
+
+    zmq_world.run(scenario)
+
+
+def test_a_frame_for_one_who_has_gone_is_not_called_sent(zmq_world, until):
+    async def scenario():
+        a, b = await zmq_world.node(), await zmq_world.node()
+        _, theirs = await zmq_world.linked(a, b)
+        cut_off(b.transport._links[theirs].arrival)
+        stall(0.1)  # libzmq knows, our loop does not
+        assert not b.send(theirs, b"hello?")
+        await until(lambda: b.owner.closed == {theirs: "lost"})
 
     zmq_world.run(scenario)
 

@@ -1,0 +1,218 @@
+"""Sessions cost the node little, and one that misbehaves costs itself its connection."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from processes.harness import Mesh, Node, finish
+
+from meshagent.discovery.registry import process_start, this_host
+from meshagent.node.control import SESSIONS_MAX
+
+pytestmark = pytest.mark.process
+
+CALLS = 30
+
+
+@pytest.fixture(scope="module")
+def node(shared: Mesh) -> Node:
+    node = shared.join("tester")
+    node.joined  # noqa: B018 - waits
+    return node
+
+
+def test_the_control_socket_is_private(shared: Mesh, node: Node) -> None:
+    path = _socket_of(shared, node)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(shared.registry_file(node.agent).stat().st_mode) == 0o600
+
+
+def test_thirty_commands_at_once_all_succeed(shared: Mesh, node: Node) -> None:
+    calls = [shared.command("peers", "--json") for _ in range(CALLS)]
+    for ran in [finish(each) for each in calls]:
+        assert (ran.code, ran.out, ran.err) == (0, "[]\n", "")
+
+
+NONSENSE = {
+    "not JSON": b"GET / HTTP/1.1\r\n\r\n",
+    "binary": bytes(range(256)) * 40 + b"\n",
+    "not a request": b"[1, 2, 3]\n",
+    "nested": b"[" * 100_000 + b"\n",
+    "a line of 3 MB": b"x" * 3_000_000 + b"\n",
+    "half a line": b'{"id": 1, "do": "peers"',
+    "status of a wrong type": b'{"id": 1, "do": "status", "text": [7]}\n',
+    "presence of a wrong type": b'{"id": 1, "do": "status", "presence": {}}\n',
+}
+
+
+def test_nonsense_costs_only_its_own_connection(shared: Mesh, node: Node) -> None:
+    with _attached(shared, node) as witness:
+        for data in NONSENSE.values():
+            with _attached(shared, node) as session:
+                try:
+                    session.sendall(data)
+                    session.shutdown(socket.SHUT_WR)
+                    answer = session.recv(65536)
+                except ConnectionError:
+                    answer = b""
+                assert not answer or "error" in json.loads(answer), answer
+        assert _ask(witness, {"id": 7, "do": "unheard of"})["error"]["exit_code"] == 2
+        assert _ask(witness, {"id": 8, "do": "status"})["result"]["agent"] == node.agent
+    assert node.err == ""
+
+
+def test_sessions_beyond_the_limit_are_told_and_the_rest_go_on(shared: Mesh, node: Node) -> None:
+    crowd = [_connect(shared, node) for _ in range(SESSIONS_MAX)]
+    try:
+        assert _ask(crowd[-1], {"id": 1, "do": "status"})["result"]["agent"] == node.agent
+        ran = shared.run("peers")
+        assert ran.code == 6
+        assert str(SESSIONS_MAX) in ran.err
+        assert "Traceback" not in ran.err
+    finally:
+        for each in crowd:
+            each.close()
+    assert shared.run("peers").code == 0
+    assert node.err == ""
+
+
+def test_a_session_that_never_reads_delays_neither_others_nor_the_end(mesh: Mesh) -> None:
+    node = mesh.join("tester")
+    with _attached(mesh, node) as stalled, _attached(mesh, node) as watching:
+        watching.sendall(b'{"id": 1, "do": "subscribe", "channel": "mesh-peers:/"}\n')
+        stalled.setblocking(False)
+        request = b'{"id": 1, "do": "status"}\n' * 1000
+        sent_at = time.monotonic()
+        while time.monotonic() - sent_at < 0.3:  # until the node has had enough of us
+            try:
+                stalled.send(request)
+                sent_at = time.monotonic()
+            except BlockingIOError:
+                time.sleep(0.01)
+        started = time.monotonic()
+        assert mesh.run("status").code == 0
+        assert time.monotonic() - started < 2.0
+        sent = node.signal(signal.SIGTERM)
+        assert node.wait(5.0) == 0
+        assert time.monotonic() - sent < 2.0
+
+
+def test_a_session_is_told_when_its_node_does_not_answer(mesh: Mesh) -> None:
+    node = mesh.join("tester")
+    watch = mesh.command("peers", "--watch", "--json")
+    other = mesh.join("backend")
+    other.joined  # noqa: B018 - waits
+    assert watch.stdout is not None
+    watch.stdout.readline()
+    node.signal(signal.SIGKILL)
+    other.signal(signal.SIGKILL)
+    ended = finish(watch)
+    assert ended.code in (0, 5)
+    assert "Traceback" not in ended.err
+    node.wait()
+    # A crashed node's file and socket are still there, and its pid is nobody's.
+    ran = mesh.run("peers")
+    assert ran.code == 5
+    assert "No agent of this mesh is running" in ran.err
+
+
+@pytest.mark.parametrize("words", ["half a line", "silence"])
+def test_a_node_that_breaks_off_is_one_clear_error(mesh: Mesh, words: str) -> None:
+    peers = b'{"id": 1, "result": {"seq": 0, "snapshot": {"me": {}, "peers": []}}}\n'
+    agent = "crashed-k3f9a2qd"
+    path = mesh.runtime / "node.sock"
+    entry = {
+        "agent": agent, "mesh": "x", "run": "x", "started": "x", "addresses": [],
+        "pid": os.getpid(), "process_start": process_start(os.getpid()), "host": this_host(),
+        "control": str(path),
+    }  # fmt: skip
+    mesh.registry_file(agent).write_text(json.dumps(entry))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        listener.settimeout(10.0)
+        command = mesh.command("peers", "--watch", "--json")
+        session, _ = listener.accept()
+        with session:
+            session.recv(1024)
+            if words == "half a line":
+                session.sendall(peers + b'{"channel": "mesh-')
+    ran = finish(command)
+    assert (ran.code, ran.out) == (5, "")
+    error = json.loads(ran.err)["error"]
+    assert f"The node of {agent} gave no answer" in error["message"]
+    assert "node.log" in error["hint"]
+
+
+def test_neither_log_nor_any_other_file_holds_the_secret(mesh: Mesh) -> None:
+    first = mesh.join("tester", "-v")
+    agent = first.agent
+    invite = mesh.run("invite").out.strip()
+    home = mesh.root / "home"
+    accepted = mesh.run(
+        "join", "--role", "guest", "--invite", "-", "--detach", "--json",
+        cwd=home, text=f"{invite}\n",
+    )  # fmt: skip
+    assert accepted.code == 0, accepted.err
+    first.wait_for_peer(accepted.json["agent"], "alive")
+    for data in (invite, mesh.folder.read_secret().hex()):
+        with _attached(mesh, first) as session:
+            session.sendall(data.encode() + b"\n")
+            assert session.recv(1024) == b""
+    assert mesh.run("leave", "--dir", str(home)).code == 0
+    assert mesh.run("leave", "--as", agent).code == 0
+    assert first.wait() == 0
+
+    secret = mesh.folder.read_secret()
+    seed = (mesh.folder.agents / agent / "agent.key").read_text().partition(":")[2].strip()
+    forms = [secret, invite.encode(), bytes.fromhex(seed), seed.encode()]
+    forms += [secret.hex().encode(), base64.b64encode(secret).rstrip(b"=")]
+    forms += [base64.urlsafe_b64encode(secret).rstrip(b"="), base64.b32encode(secret).rstrip(b"=")]
+    looked = 0
+    for path in mesh.root.rglob("*"):
+        if path.is_file() and path.name not in ("mesh.key", "agent.key"):
+            content = path.read_bytes().lower()
+            looked += 1
+            assert not [form for form in forms if form.lower() in content], path
+    assert looked > 6
+    log = (mesh.folder.agents / agent / "node.log").read_text()
+    assert f"joined as {agent}" in log
+    for path in (home / ".meshagent" / "mesh.key", mesh.folder.key_file):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.path.samefile(mesh.folder.path.parent, mesh.project)
+
+
+def _socket_of(mesh: Mesh, node: Node) -> Path:
+    node.joined  # noqa: B018 - waits
+    return Path(json.loads(mesh.registry_file(node.agent).read_text())["control"])
+
+
+def _connect(mesh: Mesh, node: Node) -> socket.socket:
+    session = socket.socket(socket.AF_UNIX)
+    session.settimeout(5.0)
+    session.connect(str(_socket_of(mesh, node)))
+    return session
+
+
+@contextmanager
+def _attached(mesh: Mesh, node: Node) -> Iterator[socket.socket]:
+    with _connect(mesh, node) as session:
+        yield session
+
+
+def _ask(session: socket.socket, request: dict[str, object]) -> dict[str, dict[str, object]]:
+    session.sendall(json.dumps(request).encode() + b"\n")
+    with session.makefile("rb") as lines:
+        answer: dict[str, dict[str, object]] = json.loads(lines.readline())
+    return answer
