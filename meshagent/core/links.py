@@ -283,9 +283,15 @@ class Links:
             outcomes += self._discard(silent, now)
         return outcomes
 
-    def close_all(self, reason: str) -> list[Outcome]:
-        """The node ends."""
-        return [Transmit(link, Bye(reason)) for link in self._links]
+    def close_all(self, last_word: Frame, reason: str) -> list[Outcome]:
+        """The node ends. Who has our Hello may count us in already, so it is told too."""
+        told = (LinkState.OPEN, LinkState.GREETING)
+        return [
+            Transmit(known.link, frame)
+            for known in self._links.values()
+            if known.state in told
+            for frame in (last_word, Bye(reason))
+        ]
 
     # -- timers -------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ class MembershipConfig:
     """Then the member is suspected; also how long having heard from it outweighs accusations."""
     helpers: int = 3
     """Members asked to probe for us: more find a way round a bad path, at more traffic."""
-    suspicion_s: float = 3.0
+    suspicion_s: float = 2.8
     """How long a suspect may take to answer: shorter is a faster `gone` and more false ones."""
     agreeing: int = 3
     """Further accusers that halve the suspicion time."""
@@ -188,19 +188,19 @@ class Membership:
         )
         return self._spread(now)
 
-    def leave(self, now: float) -> list[Effect]:
-        """Tell every live member at once that we go on purpose."""
+    def leave(self, now: float) -> Gossip:
+        """The word that we go on purpose, to be given to everyone at once."""
         self._speak(replace(self._me, incarnation=self._me.incarnation + 1, left=True))
-        word = Gossip((self._my_word.data,))
-        return [Send(agent, word) for agent in self._order.sample(len(self._order))]
+        return Gossip((self._my_word.data,))
 
     def _speak(self, record: Record) -> None:
         self._me = record
         self._my_word = sign_record(record, self._signer, self._mesh_id)
         self._gossip.put(f"{record.agent} record", self._my_word.data)
 
-    def _refute(self, incarnation: int) -> None:
-        self.health.note(+1)
+    def _refute(self, incarnation: int, doubt_ourselves: bool = True) -> None:
+        if doubt_ourselves:
+            self.health.note(+1)
         self._speak(replace(self._me, incarnation=max(incarnation, self._me.incarnation) + 1))
 
     # -- what the links tell us ---------------------------------------------------------------
@@ -468,12 +468,14 @@ class Membership:
                 self.refused["malformed update"] += 1
                 continue
             if isinstance(word.statement, Record):
-                effects += self._learn_record(word, word.statement, now)
+                effects += self._learn_record(word, word.statement, source, now)
             else:
                 effects += self._learn_accusation(word, word.statement, now)
         return effects
 
-    def _learn_record(self, word: Signed, record: Record, now: float) -> list[Effect]:
+    def _learn_record(
+        self, word: Signed, record: Record, source: AgentId, now: float
+    ) -> list[Effect]:
         agent = record.agent
         if agent == self._me.agent:
             news = record.incarnation >= self._me.incarnation and word.body != self._my_word.body
@@ -494,6 +496,8 @@ class Membership:
                 return []
             member = self._members[agent] = Member(word, record, PeerState.GONE)
         member.signed, member.record = word, record
+        if source == agent:
+            member.heard_at = now
         self._acquit(member)
         self._gossip.put(f"{agent} record", word.data)
         state = PeerState.LEFT if record.left else PeerState.ALIVE
@@ -504,7 +508,8 @@ class Membership:
             # Whoever says so, and even if we can't check who: being alive is the answer. It moves
             # our incarnation by one at most, since a larger one than ours is nobody's to name.
             if accusation.incarnation == self._me.incarnation:
-                self._refute(accusation.incarnation)
+                blamed = self._is_known(word, accusation)
+                self._refute(accusation.incarnation, doubt_ourselves=blamed)
             elif accusation.incarnation < self._me.incarnation:
                 self._gossip.put(f"{self._me.agent} record", self._my_word.data)
             return []

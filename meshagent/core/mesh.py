@@ -106,7 +106,8 @@ class Mesh:
 
     def leave(self, now: float) -> list[Effect]:
         """Say goodbye to all."""
-        return self._route([*self.membership.leave(now), *self.links.close_all("leaving")], now)
+        last_word = self.membership.leave(now)
+        return self._route(self.links.close_all(last_word, "leaving"), now)
 
     # -- what the driver feeds in -------------------------------------------------------------
 
