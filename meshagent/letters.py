@@ -1,4 +1,4 @@
-"""Messages as an embedding program holds them: a receipt for one sent, a letter for one received."""
+"""Messages as a program holds them: a receipt for one sent, a letter for one received."""
 
 from __future__ import annotations
 
@@ -55,6 +55,11 @@ class Receipt:
                 id=self.id,
             ) from None
         return self
+
+    async def settled(self) -> None:
+        """Until it was delivered, or ended otherwise."""
+        while PROGRESS[self.state] < DELIVERED_RANK and self.state not in _FAILED:
+            await self._change()
 
     async def watch(self) -> AsyncIterator[MessageState]:
         """Its state now, then every change, until it has ended."""

@@ -25,6 +25,13 @@ _COMMANDS = (
     "leave",
     "peers",
     "status",
+    "send",
+    "inbox",
+    "read",
+    "done",
+    "outbox",
+    "cancel",
+    "log",
     "doctor",
     "completion",
 )

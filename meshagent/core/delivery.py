@@ -146,6 +146,11 @@ class Delivery:
         """How many messages of ours have not ended."""
         return sum(each.out.waiting for each in self._peers.values())
 
+    @property
+    def on_wire(self) -> int:
+        """How many of them were sent and have no answer yet."""
+        return sum(each.out.sent + 1 - each.out.floor for each in self._peers.values())
+
     def accept(self, peer: AgentId, message: Message) -> list[Effect]:
         """Take responsibility for a message; it counts once `Accepted` is performed."""
         if self.suspended or self.pending >= self._config.pending_max:

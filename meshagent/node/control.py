@@ -15,13 +15,14 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from meshagent.core.types import PeerState
 from meshagent.errors import LimitReached, MeshError, RemoteProtocolError, UsageError
 from meshagent.node.driver import Driver
+from meshagent.node.mailroom import Mailroom
 from meshagent.storage.files import mapped_errors
 
 __all__ = ["ControlServer", "status_view"]
@@ -31,21 +32,32 @@ LINE_BYTES_MAX = 2 * 1024 * 1024  # a message of 1 MiB as JSON text, with room
 SESSIONS_MAX = 256
 SESSION_BACKLOG_BYTES_MAX = 4 * 1024 * 1024  # beyond it the session is cut off and resumes
 SESSION_CLOSE_TIMEOUT_S = 0.25  # for its last lines; one that does not read must not hold us up
+WAIT_MAX_S = 600.0  # for delivery, while a session waits
 PEERS_CHANNEL = "mesh-peers:/"
 
 
 class ControlServer:
     """Serves the sessions of one node at `path`."""
 
-    def __init__(self, driver: Driver, path: Path, log: logging.Logger) -> None:
+    def __init__(self, driver: Driver, mailroom: Mailroom, path: Path, log: logging.Logger) -> None:
         self.path = path
-        self._driver, self._log = driver, log
+        self._driver, self._mailroom, self._log = driver, mailroom, log
         self._server: asyncio.Server | None = None
         self._sessions: set[asyncio.Task[None]] = set()
+        self._idle_since = time.monotonic()
         self._verbs: dict[str, Callable[[dict[str, Any]], Any]] = {
             "peers": lambda _: {"me": driver.me_view(), "peers": driver.peers_view()},
             "status": self._status,
             "leave": self._leave,
+        }
+        self._mail_verbs: dict[str, Callable[..., Awaitable[Any]]] = {
+            "send": self._send,
+            "inbox": mailroom.inbox,
+            "read": mailroom.read,
+            "done": mailroom.done,
+            "outbox": mailroom.outbox,
+            "cancel": mailroom.cancel,
+            "log": mailroom.log,
         }
 
     async def start(self) -> None:
@@ -76,12 +88,20 @@ class ControlServer:
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
 
+    def idle_s(self) -> float:
+        """For how long no session has been attached."""
+        return 0.0 if self._sessions else time.monotonic() - self._idle_since
+
     # -- one session --------------------------------------------------------------------------
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         session = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._sessions.add(session)
-        session.add_done_callback(self._sessions.discard)
+        session.add_done_callback(self._ended)
+
+    def _ended(self, session: asyncio.Task[None]) -> None:
+        self._sessions.discard(session)
+        self._idle_since = time.monotonic()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         watch: asyncio.Task[None] | None = None
@@ -98,7 +118,7 @@ class ControlServer:
                 if request.get("do") == "subscribe" and watch is None:
                     watch = asyncio.create_task(self._watch(request, writer))
                 else:
-                    self._handle(request, writer)
+                    await self._handle(request, writer)
                 await writer.drain()
         except (RemoteProtocolError, ValueError, ConnectionError) as error:
             self._log.info("a session ended: %s", error)
@@ -108,9 +128,12 @@ class ControlServer:
                 await asyncio.gather(watch, return_exceptions=True)
             await _end(writer)
 
-    def _handle(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        verb = self._verbs.get(str(request.get("do")))
-        number = request.get("id")
+    async def _handle(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        name, number = str(request.get("do")), request.get("id")
+        verb = self._verbs.get(name)
+        if verb is None and name in self._mail_verbs:
+            await self._handle_mail(name, request, writer)
+            return
         if verb is None:
             unknown = UsageError(
                 f"This node does not know {request.get('do')!r}.",
@@ -122,6 +145,32 @@ class ControlServer:
             _answer(writer, number, verb(request))
         except MeshError as error:
             _answer(writer, number, error=error)
+
+    async def _handle_mail(
+        self, name: str, request: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> None:
+        arguments = {key: value for key, value in request.items() if key not in ("id", "do")}
+        try:
+            try:
+                result = await self._mail_verbs[name](**arguments)
+            except TypeError as error:
+                raise UsageError(f"The node can't {name} like this: {error}.") from None
+            _answer(writer, request.get("id"), result)
+        except MeshError as error:
+            _answer(writer, request.get("id"), error=error)
+
+    async def _send(self, wait_s: float = 0.0, **arguments: Any) -> list[dict[str, Any]]:
+        """Send, and wait a while for delivery; durable in any case."""
+        receipts = await self._mailroom.send(**arguments)
+        waits = [asyncio.create_task(each.settled()) for each in receipts]
+        if waits and wait_s > 0:
+            await asyncio.wait(waits, timeout=min(wait_s, WAIT_MAX_S))
+        for wait in waits:
+            wait.cancel()
+        return [
+            {"id": each.id, "to": each.to, "state": each.state.value, "reason": each.reason}
+            for each in receipts
+        ]
 
     async def _watch(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         """Snapshot first, then actions, numbered without a gap."""
@@ -175,8 +224,8 @@ def status_view(driver: Driver) -> dict[str, Any]:
         "uptime_s": round(time.time() - driver.started_at, 3),
         "addresses": list(driver.addresses),
         "peers": counts,
-        "outbox": {"queued": 0, "sent": 0},
-        "inbox": {"unread": 0},
+        "outbox": driver.outbox_counts(),
+        "inbox": {"unread": driver.unread()},
         "refused": dict(sorted(driver.refused().items())),
         "ignored": dict(sorted(driver.ignored().items())),
         "health": driver.health(),

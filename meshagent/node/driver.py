@@ -293,6 +293,22 @@ class Driver:
         """Cancel a pending message, or note that its time is up."""
         self._turn(self.mesh.withdraw(entry, state, self._loop.time()))
 
+    def pending(self) -> int:
+        """How many messages of ours have not ended."""
+        delivery = self._mesh.delivery if self._mesh is not None else None
+        return delivery.pending if delivery is not None else 0
+
+    def outbox_counts(self) -> dict[str, int]:
+        """How many messages wait here, and how many are on the wire without an answer."""
+        delivery = self._mesh.delivery if self._mesh is not None else None
+        on_wire = delivery.on_wire if delivery is not None else 0
+        return {"queued": self.pending() - on_wire, "sent": on_wire}
+
+    def unread(self) -> int:
+        """How many messages in the inbox nobody has dealt with."""
+        delivery = self._mesh.delivery if self._mesh is not None else None
+        return delivery.unread if delivery is not None else 0
+
     def _delivery(self, mail: MailStart) -> Delivery:
         return Delivery(mail.epoch, mail.streams, mail.watermarks, mail.unread, self._rng)
 
@@ -429,9 +445,9 @@ class Driver:
         ]
         self._apply(kept)
         if any(isinstance(e, Persist) and not isinstance(e.row, PeerRow) for e in effects):
-            self._spawn(self._recover(error))
+            self.spawn(self._recover(error))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -451,7 +467,7 @@ class Driver:
                 case Flush(peer, upto):
                     flush[peer] = upto
                 case Load():
-                    self._spawn(self._load(effect))
+                    self.spawn(self._load(effect))
                 case Accepted(_, ident):
                     waiter = self._accepting.get(ident)
                     if waiter is not None and not waiter.done():

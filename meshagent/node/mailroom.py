@@ -148,11 +148,6 @@ class Mailroom:
         views = [self._log_view(row) for row in rows]
         return [view for view in views if view["kind"] != RECEIPT_KIND]
 
-    async def unread(self) -> int:
-        """How many messages wait to be dealt with."""
-        delivery = self._driver.mesh.delivery
-        return delivery.unread if delivery is not None else 0
-
     # -- finding ------------------------------------------------------------------------------
 
     async def one_in(self, ident: str) -> InEntry:
