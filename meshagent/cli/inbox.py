@@ -27,7 +27,10 @@ def command(common: Common, unread: bool, follow: bool, limit: int) -> None:
 
     mesh = open_mesh(common.dir)
     with attach(mesh.registry, common.agent, os.environ) as session:
-        messages = session.follow("inbox", unread=unread, limit=limit)
+        asked = {"unread": unread, "limit": limit}
+        messages = (
+            session.follow("inbox", **asked) if follow else iter([session.ask("inbox", **asked)])
+        )
         first = next(messages)
         if common.json:
             print_json(first)

@@ -302,6 +302,9 @@ class Store(Protocol):
     async def inbox(self, after: int, limit: int, *, unread: bool = False) -> Sequence[InEntry]:
         """Messages that came, beyond position `after`, in the order they became visible."""
 
+    async def newest(self) -> int:
+        """The largest position in the inbox; 0 when it is empty."""
+
     async def incoming(self, prefix: str) -> Sequence[InEntry]:
         """Messages that came whose id begins so; at most a few."""
 

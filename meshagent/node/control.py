@@ -117,6 +117,8 @@ class ControlServer:
                 request = _parse(line)
                 if request.get("do") == "subscribe" and watch is None:
                     watch = asyncio.create_task(self._watch(request, writer))
+                elif request.pop("follow", False) and watch is None:
+                    watch = asyncio.create_task(self._follow(request, writer))
                 else:
                     await self._handle(request, writer)
                 await writer.drain()
@@ -158,6 +160,24 @@ class ControlServer:
             _answer(writer, request.get("id"), result)
         except MeshError as error:
             _answer(writer, request.get("id"), error=error)
+
+    async def _follow(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """The inbox as it is, then each message as it comes; a session that lags is cut off."""
+        with self._driver.subscribers.subscribe() as events:
+            shown = await self._mailroom.newest()
+            await self._handle_mail("inbox", request, writer)
+            async for event in events:
+                if event.kind == "lagged":
+                    writer.transport.abort()
+                    return
+                if event.kind != "mail":
+                    continue
+                for position, view in await self._mailroom.since(shown):
+                    shown = position
+                    _write(writer, {"action": view})
+                with contextlib.suppress(ConnectionError):
+                    await writer.drain()
+        writer.close()
 
     async def _send(self, wait_s: float = 0.0, **arguments: Any) -> list[dict[str, Any]]:
         """Send, and wait a while for delivery; durable in any case."""

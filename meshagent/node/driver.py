@@ -99,7 +99,7 @@ class Driver:
         self.trouble = ""
         self._run = ""
         self._transport, self._store, self._discoveries = transport, store, discoveries
-        self._log = log
+        self.log = log
         self._rng = rng or random.SystemRandom()
         self._mesh: Mesh | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -141,7 +141,7 @@ class Driver:
             delivery=self._delivery(mail), wall_ms=self._wall_ms,
         )  # fmt: skip
         self._mesh.remember(remembered, self._loop.time())
-        self._log.info("joined as %s at %s", self.agent, ", ".join(self.addresses))
+        self.log.info("joined as %s at %s", self.agent, ", ".join(self.addresses))
         for discovery in self._discoveries:
             self._started.append(discovery.close)
             await discovery.start(self._announcement(), self._found)
@@ -178,7 +178,7 @@ class Driver:
         if self._mesh is not None:
             mesh, self._mesh = self._mesh, None
             self._apply(mesh.leave(self._loop.time()))
-            self._log.info("left")
+            self.log.info("left")
         self._ended.set()
         await self._close()
         self.subscribers.close()
@@ -197,7 +197,7 @@ class Driver:
             try:
                 await self._started.pop()()
             except Exception:
-                self._log.exception("closing failed")
+                self.log.exception("closing failed")
 
     # -- what sessions ask --------------------------------------------------------------------
 
@@ -289,6 +289,17 @@ class Driver:
         await self._store.commit(rows)
         self._turn(self.mesh.inbox_shrank(done, self._loop.time()))
 
+    async def wait_for_mail(self) -> bool:
+        """Until something came since the flag was cleared; False when the node ends instead."""
+        waits = [asyncio.create_task(each.wait()) for each in (self.mail_came, self._ended)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        return not self._ended.is_set()
+
     def withdraw(self, entry: OutEntry, state: MessageState) -> None:
         """Cancel a pending message, or note that its time is up."""
         self._turn(self.mesh.withdraw(entry, state, self._loop.time()))
@@ -320,7 +331,7 @@ class Driver:
             entries = await self._store.pending(effect.peer, effect.first, effect.limit)
         except MeshError as error:
             self.trouble = str(error)
-            self._log.error("not read: %s", error)
+            self.log.error("not read: %s", error)
             return
         if self._mesh is not None:
             self._turn(self._mesh.loaded(effect.peer, entries, self._loop.time()))
@@ -349,7 +360,7 @@ class Driver:
         What delivery believed since the last commit never happened; it begins again from the disk.
         """
         self.trouble = str(error)
-        self._log.error("not kept: %s", error)
+        self.log.error("not kept: %s", error)
         assert self._mesh is not None
         self._mesh.deliver_with(None, self._loop.time())
         while self._mesh is not None:
@@ -395,7 +406,7 @@ class Driver:
             await asyncio.sleep(ADDRESS_CHECK_S)
             current = self._transport.addresses()
             if current != self.addresses and self._mesh is not None:
-                self._log.info("addresses are now %s", ", ".join(current))
+                self.log.info("addresses are now %s", ", ".join(current))
                 self.addresses = current
                 self._turn(self._mesh.describe(self._loop.time(), addresses=current))
                 for discovery in self._discoveries:
@@ -481,7 +492,7 @@ class Driver:
         for effect in effects:
             match effect:
                 case PeerChanged(peer):
-                    self._log.info("%s is %s", peer.agent, peer.state.value)
+                    self.log.info("%s is %s", peer.agent, peer.state.value)
                     self.subscribers.tell(Event("peer", self.view(peer)))
                 case CloneFound(stop, where):
                     self._clone_found(stop, where)
@@ -495,7 +506,7 @@ class Driver:
                     self.subscribers.tell(Event("receipt", news))
 
     def _clone_found(self, stop: bool, where: str) -> None:
-        self._log.warning("a copy of this agent runs elsewhere (%s)", where)
+        self.log.warning("a copy of this agent runs elsewhere (%s)", where)
         self.subscribers.tell(Event("clone", {"where": where, "stop": stop}))
         if stop:
             self.end(

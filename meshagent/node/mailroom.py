@@ -106,6 +106,15 @@ class Mailroom:
             after = rows[-1].position
         return found
 
+    async def newest(self) -> int:
+        """The position of the newest message that came."""
+        return await self._store.newest()
+
+    async def since(self, position: int) -> list[tuple[int, dict[str, Any]]]:
+        """Every message beyond a position, with its own."""
+        rows = await self._store.inbox(position, SCAN_ROWS)
+        return [(row.position, self._in_view(row)) for row in rows]
+
     async def entries(self, after: int, unread: bool = True) -> Sequence[InEntry]:
         """A stretch of the inbox beyond a position."""
         return await self._store.inbox(after, SCAN_ROWS, unread=unread)
