@@ -114,11 +114,11 @@ class Node:
         """
         after = 0
         while True:
-            self._driver.mail_came.clear()
+            came = self._driver.mail_came
             for entry in await self._mailroom.entries(after):
                 after = entry.position
                 yield Letter(entry, self._mailroom)
-            if not await self._driver.wait_for_mail():
+            if came is self._driver.mail_came and not await self._driver.wait_for_mail(came):
                 return
 
     async def on_message(

@@ -8,7 +8,7 @@ import click
 
 from meshagent.background import start_in_background
 from meshagent.cli.options import Common
-from meshagent.cli.output import print_json
+from meshagent.cli.output import notice, print_json
 
 __all__ = ["run_detached"]
 
@@ -20,7 +20,7 @@ def run_detached(mesh: Any, options: Any, common: Common) -> None:
         print_json(joined)
     else:
         click.echo(f"{joined['agent']} runs in the background (pid {joined['pid']}).")
-        click.echo(f"End it with: meshagent leave --as {joined['agent']}", err=True)
+        notice(f"End it with: meshagent leave --as {joined['agent']}", common.quiet)
 
 
 def _options(options: Any) -> list[str]:

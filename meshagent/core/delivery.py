@@ -151,6 +151,11 @@ class Delivery:
         """How many of them were sent and have no answer yet."""
         return sum(each.out.sent + 1 - each.out.floor for each in self._peers.values())
 
+    def numbers(self, peer: AgentId) -> tuple[bytes, int]:
+        """Our epoch, and the first number for `peer` that is not settled."""
+        stream = self._peer(peer).out
+        return stream.epoch, stream.floor
+
     def accept(self, peer: AgentId, message: Message) -> list[Effect]:
         """Take responsibility for a message; it counts once `Accepted` is performed."""
         if self.suspended or self.pending >= self._config.pending_max:

@@ -188,6 +188,16 @@ class Mesh:
         self.links.hurry(peer, now)
         return self._route(self.delivery.accept(peer, message), now)
 
+    def take(self, sender: AgentId, mail: Mail, now: float) -> list[Effect]:
+        """Mail that came another way than over a link."""
+        if self.delivery is None:
+            return []
+        return self._route(self.delivery.take(mail, sender, self._wall_ms(now)), now)
+
+    def numbers(self, peer: AgentId) -> tuple[bytes, int] | None:
+        """Our epoch, and the first number for `peer` that is not settled."""
+        return None if self.delivery is None else self.delivery.numbers(peer)
+
     def flush(self, peer: AgentId, upto: int, now: float) -> list[Effect]:
         """All messages to `peer` up to this number are durable."""
         return (

@@ -49,9 +49,11 @@ from meshagent.core.ports import (
     Transport,
 )
 from meshagent.core.records import STATUS_CHARACTERS_MAX, Record
+from meshagent.core.spooling import Drop
 from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
-from meshagent.errors import CloneRunning, MeshError, UsageError
+from meshagent.errors import CloneRunning, MeshError, RemoteProtocolError, UsageError
 from meshagent.letters import Receipt
+from meshagent.node.local_post import LocalPost
 from meshagent.node.subscribers import Event, Subscribers
 from meshagent.node.views import peer_view
 
@@ -89,6 +91,7 @@ class Driver:
         store: Store,
         discoveries: Sequence[Discovery],
         log: logging.Logger,
+        post: LocalPost | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self.profile = profile
@@ -107,6 +110,7 @@ class Driver:
         self._committing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepting: dict[str, asyncio.Future[None]] = {}
+        self.post = post or LocalPost()
         self.receipts: WeakValueDictionary[str, Receipt] = WeakValueDictionary()
         self.mail_came = asyncio.Event()
         self._house = asyncio.Event()
@@ -142,6 +146,8 @@ class Driver:
         )  # fmt: skip
         self._mesh.remember(remembered, self._loop.time())
         self.log.info("joined as %s at %s", self.agent, ", ".join(self.addresses))
+        self._started.append(self.post.close)
+        await self.post.start(self)
         for discovery in self._discoveries:
             self._started.append(discovery.close)
             await discovery.start(self._announcement(), self._found)
@@ -284,14 +290,22 @@ class Driver:
         finally:
             del self._accepting[message.id]
 
+    async def take(self, drop: Drop) -> None:
+        """Mail that was left for us in the spool; durable when this returns."""
+        if self.mesh.links.pin(drop.sender, drop.key) != drop.key:
+            raise RemoteProtocolError("The drop's sender is known with another key.")
+        self._turn(self.mesh.take(drop.sender, drop.mail, self._loop.time()))
+        while self._committing is not None:
+            await asyncio.shield(self._committing)
+
     async def keep(self, rows: Sequence[Row], done: int = 0) -> None:
         """Returns when the rows are durable; `done` of them made room in the inbox."""
         await self._store.commit(rows)
         self._turn(self.mesh.inbox_shrank(done, self._loop.time()))
 
-    async def wait_for_mail(self) -> bool:
-        """Until something came since the flag was cleared; False when the node ends instead."""
-        waits = [asyncio.create_task(each.wait()) for each in (self.mail_came, self._ended)]
+    async def wait_for_mail(self, came: asyncio.Event) -> bool:
+        """Until mail comes after `came` was taken from us; False when the node ends instead."""
+        waits = [asyncio.create_task(each.wait()) for each in (came, self._ended)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -477,6 +491,7 @@ class Driver:
                     self._transport.close_link(link)
                 case Flush(peer, upto):
                     flush[peer] = upto
+                    self.post.pending(peer)
                 case Load():
                     self.spawn(self._load(effect))
                 case Accepted(_, ident):
@@ -489,6 +504,7 @@ class Driver:
         self._report(effects)
 
     def _report(self, effects: list[Effect]) -> None:
+        came = False
         for effect in effects:
             match effect:
                 case PeerChanged(peer):
@@ -497,13 +513,17 @@ class Driver:
                 case CloneFound(stop, where):
                     self._clone_found(stop, where)
                 case Deliver(sender, message):
-                    self.mail_came.set()
+                    came = True
                     self.subscribers.tell(Event("mail", {"from": sender, "id": message.id}))
                 case ReceiptChanged(peer, ident, state, reason):
                     if (receipt := self.receipts.get(ident)) is not None:
                         receipt.advance(state, reason)
                     news = {"id": ident, "to": peer, "state": state.value, "reason": reason}
                     self.subscribers.tell(Event("receipt", news))
+        if came:
+            # Everyone who waits holds this very event; who comes later waits for the next one.
+            self.mail_came.set()
+            self.mail_came = asyncio.Event()
 
     def _clone_found(self, stop: bool, where: str) -> None:
         self.log.warning("a copy of this agent runs elsewhere (%s)", where)

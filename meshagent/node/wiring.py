@@ -30,6 +30,7 @@ from meshagent.errors import MeshError, StorageError, UsageError
 from meshagent.node.agents import LockedAgent, check_words, take_agent
 from meshagent.node.control import ControlServer
 from meshagent.node.driver import Driver, Profile
+from meshagent.node.local_post import FolderPost
 from meshagent.node.mailroom import Mailroom
 from meshagent.session import runtime_folder
 from meshagent.storage.agents import list_agents
@@ -136,6 +137,7 @@ def _assemble(
     log: logging.Logger,
 ) -> tuple[Driver, Mailroom]:
     from meshagent.storage.sqlite import SqliteStore
+    from meshagent.transports.spool import Spool
     from meshagent.transports.zmq import ZmqTransport
 
     identity = agent.identity
@@ -146,7 +148,11 @@ def _assemble(
     )  # fmt: skip
     discoveries = _discoveries(mesh, agent, host, sources, peers, _control_path(agent))
     store = SqliteStore(agent.folder.database)
-    driver = Driver(profile, transport, store, discoveries, log)
+    post = FolderPost(
+        Spool(mesh.spool, identity.agent), store, identity, secret.mesh_id,
+        lambda peer: (mesh.agents / peer).is_dir(),
+    )  # fmt: skip
+    driver = Driver(profile, transport, store, discoveries, log, post)
     return driver, Mailroom(driver, store, lambda: _known(mesh, driver))
 
 
