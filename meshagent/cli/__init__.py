@@ -32,6 +32,8 @@ _COMMANDS = (
     "outbox",
     "cancel",
     "log",
+    "backup",
+    "restore",
     "doctor",
     "completion",
 )

@@ -319,6 +319,9 @@ class Store(Protocol):
     async def backup(self, path: Path) -> None:
         """A consistent copy, while everything goes on."""
 
+    async def restore(self, path: Path) -> None:
+        """Become what that copy holds, under a new epoch; the store is open before and after."""
+
     async def facts(self) -> Mapping[str, str]:
         """Journal mode, sync level, schema version: for `doctor`."""
 

@@ -58,6 +58,8 @@ class ControlServer:
             "outbox": mailroom.outbox,
             "cancel": mailroom.cancel,
             "log": mailroom.log,
+            "backup": mailroom.backup,
+            "restore": mailroom.restore,
         }
 
     async def start(self) -> None:

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -339,6 +340,21 @@ class Driver:
 
     def _wall_ms(self, now: float) -> int:
         return int((now + self.clock_offset) * 1000)
+
+    async def backup(self, path: Path) -> None:
+        """A copy of everything this agent keeps, while it runs."""
+        await self._store.backup(path)
+
+    async def restore(self, path: Path) -> None:
+        """Go on from a copy: messages that came or went since then are forgotten here."""
+        self.mesh.deliver_with(None, self._loop.time())
+        while self._committing is not None:
+            await asyncio.shield(self._committing)
+        try:
+            await self._store.restore(path)
+        finally:
+            delivery = self._delivery(await self._store.mail_start())
+            self._turn(self.mesh.deliver_with(delivery, self._loop.time()))
 
     async def _load(self, effect: Load) -> None:
         try:

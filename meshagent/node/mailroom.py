@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from meshagent.core.addressing import Known, resolve
@@ -156,6 +157,18 @@ class Mailroom:
         rows = await self._store.log(limit, search=search, peer=agent, kind=kind)
         views = [self._log_view(row) for row in rows]
         return [view for view in views if view["kind"] != RECEIPT_KIND]
+
+    # -- copies -------------------------------------------------------------------------------
+
+    async def backup(self, path: str) -> dict[str, Any]:
+        """A copy of this agent's messages, while the node runs."""
+        await self._driver.backup(Path(path))
+        return {"agent": self._driver.agent, "file": path}
+
+    async def restore(self, path: str) -> dict[str, Any]:
+        """Go on from a copy, under a new epoch."""
+        await self._driver.restore(Path(path))
+        return {"agent": self._driver.agent, "file": path}
 
     # -- finding ------------------------------------------------------------------------------
 
