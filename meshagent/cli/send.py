@@ -47,6 +47,7 @@ def command(common: Common, peer: str, text: str | None, wait: float, **rest: An
         receipts = session.ask(
             "send", to=peer, text=text, ttl_s=ttl, thread=rest["thread"],
             reply_to=rest["reply_to"], wait_s=max(0.0, wait),
+            strict=rest["strict"],
         )  # fmt: skip
     elapsed_ms = round((time.monotonic() - started) * 1000, 1)
     for receipt in receipts:

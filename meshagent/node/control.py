@@ -21,6 +21,7 @@ from typing import Any
 
 from meshagent.core.types import PeerState
 from meshagent.errors import LimitReached, MeshError, RemoteProtocolError, UsageError
+from meshagent.letters import Receipt
 from meshagent.node.driver import Driver
 from meshagent.node.mailroom import Mailroom
 from meshagent.storage.files import mapped_errors
@@ -33,6 +34,7 @@ SESSIONS_MAX = 256
 SESSION_BACKLOG_BYTES_MAX = 4 * 1024 * 1024  # beyond it the session is cut off and resumes
 SESSION_CLOSE_TIMEOUT_S = 0.25  # for its last lines; one that does not read must not hold us up
 WAIT_MAX_S = 600.0  # for delivery, while a session waits
+ABSENT_WAIT_S = 0.5  # a node that has just started meets its peers within that; others are away
 PEERS_CHANNEL = "mesh-peers:/"
 
 
@@ -181,18 +183,34 @@ class ControlServer:
                     await writer.drain()
         writer.close()
 
-    async def _send(self, wait_s: float = 0.0, **arguments: Any) -> list[dict[str, Any]]:
+    async def _send(
+        self, wait_s: float = 0.0, strict: bool = False, **arguments: Any
+    ) -> list[dict[str, Any]]:
         """Send, and wait a while for delivery; durable in any case."""
         receipts = await self._mailroom.send(**arguments)
-        waits = [asyncio.create_task(each.settled()) for each in receipts]
-        if waits and wait_s > 0:
-            await asyncio.wait(waits, timeout=min(wait_s, WAIT_MAX_S))
-        for wait in waits:
-            wait.cancel()
+        if wait_s > 0:
+            await self._wait(receipts, min(wait_s, WAIT_MAX_S), strict)
         return [
             {"id": each.id, "to": each.to, "state": each.state.value, "reason": each.reason}
             for each in receipts
         ]
+
+    async def _wait(self, receipts: list[Receipt], wait_s: float, strict: bool) -> None:
+        """For those who are here, or might be in a moment; for all of them when `strict`."""
+        waits = {asyncio.create_task(each.settled()): each.to for each in receipts}
+        try:
+            if not strict:
+                moment_s = min(wait_s, ABSENT_WAIT_S)
+                _, late = await asyncio.wait(waits, timeout=moment_s)
+                here = [each for each in late if self._driver.is_linked(waits[each])]
+                wait_s -= moment_s
+            else:
+                here = list(waits)
+            if here:
+                await asyncio.wait(here, timeout=wait_s)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def _watch(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         """Snapshot first, then actions, numbered without a gap."""

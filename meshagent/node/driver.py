@@ -315,6 +315,10 @@ class Driver:
             await asyncio.gather(*waits, return_exceptions=True)
         return not self._ended.is_set()
 
+    def is_linked(self, peer: str) -> bool:
+        """Whether a frame to this peer would leave now."""
+        return self.mesh.links.link_to(AgentId(peer)) is not None
+
     def withdraw(self, entry: OutEntry, state: MessageState) -> None:
         """Cancel a pending message, or note that its time is up."""
         self._turn(self.mesh.withdraw(entry, state, self._loop.time()))

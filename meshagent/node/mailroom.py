@@ -64,7 +64,12 @@ class Mailroom:
         now_ms = time.time_ns() // 1_000_000
         expires_ms = 0 if ttl_s is None else now_ms + int(ttl_s * 1000)
         sent = []
-        for peer in self.recipients(to):
+        recipients = self.recipients(to)
+        if self._driver.agent in recipients:
+            raise UsageError(
+                f"{to!r} is this agent itself.", hint="Send as another one: --as AGENT"
+            )
+        for peer in recipients:
             message = Message(
                 new_message_id(self._rng), kind, text, now_ms, data, thread, reply_to,
                 expires_ms=expires_ms,
