@@ -170,12 +170,17 @@ class FileDiscovery:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._woken.wait()
+            # Reading for nothing is not free: fifty nodes that read fifty files wake fifty watches.
+            due = self._woken.is_set() or not self._watch.watching
             self._woken.clear()
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + HEARTBEAT_INTERVAL_S
-                with contextlib.suppress(OSError):  # gone: `_look` writes it again
+                try:
                     os.utime(self.path)
-            self._look()
+                except OSError:  # gone: `_look` writes it again
+                    due = True
+            if due:
+                self._look()
 
     def _look(self) -> None:
         """Read every file: report news, forget the gone, prune the dead, restore our own."""

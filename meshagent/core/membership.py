@@ -85,6 +85,8 @@ class Member:
     accusers: dict[AgentId, bytes] | None = None
     suspected_at: float = 0.0
     changed_at: float = 0.0
+    met: bool = False
+    """Whether there ever was a link between it and us."""
 
     def peer(self) -> Peer:
         """The view of it that leaves the core."""
@@ -208,6 +210,8 @@ class Membership:
     def connected(self, agent: AgentId, record: bytes, ask: bool, now: float) -> list[Effect]:
         """A link to `agent` is open and it proved who it is; the dialler compares notes first."""
         effects = self._learn([record], agent, now)
+        if agent in self._members:
+            self._members[agent].met = True
         effects += self._heard(agent, now)
         if ask:
             effects.append(Send(agent, Sync(1, self._digest())))
@@ -221,9 +225,9 @@ class Membership:
         return []
 
     def unreachable(self, agent: AgentId, now: float) -> list[Effect]:
-        """Nobody listens where it used to. Whom we never heard may just not be dialled by us."""
+        """Nobody listens where it used to. One we never met may just be out of our reach."""
         member = self._members.get(agent)
-        if member is None or member.heard_at is None or member.state is not PeerState.ALIVE:
+        if member is None or not member.met or member.state is not PeerState.ALIVE:
             return []
         return self._accuse(member, now)
 
