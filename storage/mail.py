@@ -23,12 +23,11 @@ from meshagent.core.ports import (
     OutState,
     Receipt,
     Row,
-    StreamStart,
     Watermark,
 )
 from meshagent.errors import CorruptFile, StorageError
+from meshagent.storage.decay import quarantine, stream_start
 from meshagent.storage.schema import (
-    MAIL_INDEXES,
     TABLES,
     MetaRow,
     StreamRow,
@@ -44,15 +43,16 @@ from meshagent.storage.sealing import (
     OUT_COLUMNS,
     OUT_DELIVERED,
     OUT_WAITING,
+    REPLACES_BELOW,
+    advanced,
     in_mark,
     in_values,
     out_mark,
     out_values,
     read_in,
     read_out,
-    remarked,
     renumbered,
-    replaces_below,
+    settled,
 )
 
 if TYPE_CHECKING:
@@ -66,25 +66,28 @@ EPOCH_BYTES = 8
 FOUND_MAX = 8  # messages that an ambiguous prefix lists
 WATERMARKS_PER_SENDER_MAX = 64  # as many databases of a sender as delivery remembers
 RENUMBER_ROWS = 1_000  # read at once, so that memory stays flat whatever waits
-DAMAGED = "its row was damaged on disk"
+UNFIT = b"?"  # no checksum has this length
 
 _PUT_OUT = (
-    "INSERT INTO outbox(peer, seq, id, expires_ms, size, checksum, body) VALUES(?, ?, ?, ?, ?, ?, ?)"
-)
-_PUT_TOMBSTONE = (
-    "INSERT OR IGNORE INTO outbox(peer, seq, id, expires_ms, size, checksum, body, state, settled, "
-    "changed_ms, reason, mark) VALUES(?, ?, ?, ?, ?, ?, ?, ?, 0, 0, ?, ?)"
+    "INSERT INTO outbox(peer, seq, id, expires_ms, size, checksum, body) "
+    "VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)"
 )
 _ADVANCE_OUT = (
-    "UPDATE outbox SET state = ?, settled = max(settled, ?), changed_ms = ?, reason = ?, mark = ? "
-    "WHERE id = ? AND peer = ? AND state < ?"
+    "UPDATE outbox SET state = ?1, settled = ?2, changed_ms = ?3, reason = ?4, mark = ?5 "
+    "WHERE id = ?6 AND peer = ?7 AND state < ?8 AND ?9 >= 0"
+)
+# By its number, a message stands beside its neighbours, which are settled with it; by its id, in
+# an index whose every page is touched.
+_ADVANCE_PENDING = (
+    "UPDATE outbox INDEXED BY outbox_pending SET state = ?1, settled = ?2, changed_ms = ?3, "
+    "reason = ?4, mark = ?5 WHERE peer = ?7 AND seq = ?9 AND settled = 0 AND id = ?6 AND state < ?8"
 )
 _ADVANCE_RECEIPT = (
-    "UPDATE outbox SET state = ?1, changed_ms = ?2, reason = '', "
-    "mark = CASE settled WHEN 0 THEN ?3 ELSE ?4 END WHERE id = ?5 AND peer = ?6 AND state < ?7"
+    "UPDATE outbox SET mark = advanced(CAST(mark AS BLOB), id, state, settled, changed_ms, reason, "
+    "?1, ?2), state = ?1, changed_ms = ?2, reason = '' WHERE id = ?3 AND peer = ?4 AND state < ?5"
 )
 _SETTLE_OUT = (
-    "UPDATE outbox SET settled = 1, mark = remarked(CAST(mark AS BLOB), id, state, changed_ms, "
+    "UPDATE outbox SET settled = 1, mark = settled(CAST(mark AS BLOB), id, state, changed_ms, "
     "reason) WHERE id = ? AND peer = ? AND state >= ? AND settled = 0"
 )
 _RENUMBER_OUT = (
@@ -96,8 +99,8 @@ _PUT_IN = (
     "ON CONFLICT(id, sender) DO NOTHING"
 )
 _ADVANCE_IN = (
-    "UPDATE inbox SET state = ?, failures = ?, changed_ms = ?, mark = ? "
-    f"WHERE id = ? AND sender = ? AND state < {IN_DONE}"  # noqa: S608
+    "UPDATE inbox SET state = ?, failures = ?, changed_ms = ?, mark = ? "  # noqa: S608
+    f"WHERE id = ? AND sender = ? AND state < {IN_DONE}"
 )
 _DROP_OLD_WATERMARKS = (
     "DELETE FROM watermarks WHERE sender = ?1 AND rowid <= (SELECT rowid FROM watermarks "
@@ -116,6 +119,18 @@ def misnumbered(row: OutRow, expected: int) -> StorageError:
     )
 
 
+def _on_damage(function: Callable[..., bytes]) -> Callable[..., bytes]:
+    """For SQL: a cell that is not what it was written as must leave a row that does not fit."""
+
+    def guarded(*cells: Any) -> bytes:
+        try:
+            return function(*cells)
+        except (AttributeError, TypeError, ValueError):
+            return UNFIT
+
+    return guarded
+
+
 class MailTables:
     """The messages of one agent, both ways."""
 
@@ -125,8 +140,10 @@ class MailTables:
     @staticmethod
     def prepare(connection: apsw.Connection) -> None:
         """Give the connection the functions that the statements use."""
-        connection.create_scalar_function("remarked", _sql(remarked), 5, deterministic=True)
-        connection.create_scalar_function("renumbered", _sql(renumbered), 7, deterministic=True)
+        for function, arguments in ((advanced, 8), (renumbered, 7), (settled, 5)):
+            connection.create_scalar_function(
+                function.__name__, _on_damage(function), arguments, deterministic=True
+            )
 
     # -- writing, inside a transaction --------------------------------------------------------
 
@@ -203,12 +220,13 @@ class MailTables:
 
     def _advance(self, connection: apsw.Connection, rows: Sequence[OutState]) -> None:
         before = connection.total_changes()
-        connection.executemany(_ADVANCE_OUT, map(_out_news, rows))
+        connection.executemany(_ADVANCE_PENDING, map(_out_news, rows))
         if connection.total_changes() - before < len(rows):
+            connection.executemany(_ADVANCE_OUT, map(_out_news, rows))
             # A receipt came before the answer: the state stays, and the number is settled.
             settling = [row for row in rows if OUT_CODES[row.state] >= OUT_DELIVERED]
             connection.executemany(
-                _SETTLE_OUT, [(row.id, row.peer, replaces_below(row.state)) for row in settling]
+                _SETTLE_OUT, [(row.id, row.peer, REPLACES_BELOW[row.state]) for row in settling]
             )
 
     def _withdraw(self, connection: apsw.Connection, row: OutState) -> None:
@@ -225,12 +243,12 @@ class MailTables:
             connection.execute(_DROP_OLD_WATERMARKS, (sender, WATERMARKS_PER_SENDER_MAX))
 
     def start_over(self, connection: apsw.Connection) -> None:
-        """Numbers can't be trusted any more: give all that waits new ones in an epoch of its own."""
+        """Numbers can't be trusted any more: all that waits gets new ones, in a new epoch."""
         self._renumber(connection, secrets.token_bytes(EPOCH_BYTES))
 
     def _renumber(self, connection: apsw.Connection, epoch: bytes) -> None:
         connection.execute(*encode_row(MetaRow("epoch", epoch.hex())))
-        found = connection.execute(
+        found: list[Any] = connection.execute(
             "SELECT CAST(peer AS BLOB) FROM streams "
             "UNION SELECT CAST(peer AS BLOB) FROM outbox WHERE settled = 0"
         ).fetchall()
@@ -245,7 +263,7 @@ class MailTables:
         it never meets one that is still to be changed."""
         number, last = 1, 0
         while True:
-            rows = connection.execute(
+            rows: list[Any] = connection.execute(
                 "SELECT position, CAST(seq AS INTEGER) FROM outbox WHERE peer = ? AND settled = 0 "
                 "AND seq > ? ORDER BY seq LIMIT ?",
                 (peer, last, RENUMBER_ROWS),
@@ -263,11 +281,10 @@ class MailTables:
         streams: list[StreamRow] = self._database.scan(TABLES[StreamRow], self.start_over)
         marks: list[Watermark] = self._database.scan(TABLES[Watermark])
         with self._database.mapped("read"):
-            connection = self._database.connected()
-            floors = [_floor(connection, row) for row in streams]
-            (unread,) = connection.execute(
-                f"SELECT count(*) FROM inbox WHERE state < {IN_OPEN}"  # noqa: S608
-            ).fetchall()[0]
+            floors = [stream_start(self._database.connected(), row) for row in streams]
+        unread = self._database.value(
+            f"SELECT count(*) FROM inbox WHERE state < {IN_OPEN}"  # noqa: S608
+        )
         return MailStart(self._database.epoch(), tuple(floors), tuple(marks), unread)
 
     def pending(self, peer: str, first: int, limit: int) -> list[OutEntry]:
@@ -282,21 +299,18 @@ class MailTables:
 
     def next_expiry(self) -> int | None:
         """The earliest time at which `due` has something."""
-        with self._database.mapped("read"):
-            found = (
-                self._database.connected()
-                .execute("SELECT min(expires_ms) FROM outbox WHERE expires_ms > 0 AND state < 2")
-                .fetchall()
-            )
-        return None if found[0][0] is None else int(found[0][0])
+        found: int | None = self._database.value(
+            "SELECT min(expires_ms) FROM outbox WHERE expires_ms > 0 AND state < 2"
+        )
+        return found
 
     def outbox(self, limit: int, ended: bool) -> list[OutEntry]:
         """By age."""
         if ended:
             return self.read_out("TRUE ORDER BY position LIMIT ?", (limit,))
         where = (
-            "position IN (SELECT position FROM outbox INDEXED BY outbox_pending "
-            f"WHERE settled = 0 AND state < {OUT_WAITING} ORDER BY position LIMIT ?) "  # noqa: S608
+            "position IN (SELECT position FROM outbox INDEXED BY outbox_pending "  # noqa: S608
+            f"WHERE settled = 0 AND state < {OUT_WAITING} ORDER BY position LIMIT ?) "
             "ORDER BY position"
         )
         return self.read_out(where, (limit,))
@@ -309,6 +323,10 @@ class MailTables:
         """Beyond a position."""
         still = f"AND state < {IN_OPEN}" if unread else ""
         return self.read_in(f"position > ? {still} ORDER BY position LIMIT ?", (after, limit))
+
+    def newest(self) -> int:
+        """The largest position in the inbox."""
+        return int(self._database.value("SELECT coalesce(max(position), 0) FROM inbox"))
 
     def incoming(self, prefix: str) -> list[InEntry]:
         """Those whose id begins so."""
@@ -339,50 +357,33 @@ class MailTables:
             if not damaged:
                 return [entry for entry in entries if entry is not None]
             # Each round removes some, so this ends; the rest of what was asked for moves up.
-            self._quarantine(table, damaged)
+            quarantine(self._database, table, damaged)
 
-    # -- decay --------------------------------------------------------------------------------
 
-    def damaged(self) -> list[str]:
-        """Every row that does not fit its checksum, by name; nothing is changed."""
-        found = []
-        with self._database.mapped("read"):
-            connection = self._database.connected()
-            for table, columns, open_row in (
-                ("outbox", OUT_COLUMNS, read_out),
-                ("inbox", IN_COLUMNS, read_in),
-            ):
-                for row in connection.execute(f"SELECT {columns} FROM {table}"):  # noqa: S608
-                    if open_row(row) is None:  # type: ignore[operator]
-                        found.append(f"{table} {row[0]}")
-        return found
+def _kind_of_news(row: OutState | Receipt) -> tuple[type, bool]:
+    code = OUT_CODES[row.state]
+    return type(row), OUT_WAITING <= code < OUT_DELIVERED
 
-    def _quarantine(self, table: str, damaged: Sequence[tuple[Any, ...]]) -> None:
-        with self._database.transaction("repair") as connection:
-            # The flipped bit may be in a column that an index knows otherwise: without the
-            # indexes the row can be removed, whatever they say.
-            for index in MAIL_INDEXES[table]:
-                connection.execute(f"DROP INDEX {index}")
-            for row in damaged:
-                name = row[5] or b"?"
-                self._database.note_damage(connection, table, name, row[1:])
-                connection.execute(f"DELETE FROM {table} WHERE position = ?", (row[0],))  # noqa: S608
-            for sql in MAIL_INDEXES[table].values():
-                connection.execute(sql)
-            if table == "outbox":
-                self._fill_gaps(connection, damaged)
 
-    def _fill_gaps(
-        self, connection: apsw.Connection, damaged: Sequence[tuple[Any, ...]]
-    ) -> None:
-        """A stream without one of its numbers would wait for it for ever: say that it is nothing."""
-        ids = {(row[3], row[4]): row[5] for row in damaged}
-        for row in TABLES_SCAN(connection):
-            floor = _floor(connection, row).floor
-            known = connection.execute(
-                "SELECT CAST(seq AS INTEGER) FROM outbox WHERE peer = ? AND settled = 0", (row.peer,)
-            )
-            missing = set(range(floor, row.next_seq)) - {seq for (seq,) in known}
-            for seq in sorted(missing):
-                name = ids.get((row.peer.encode(), seq))
-                _put_tombstone(connection, row.peer, seq, name)
+def _out_news(row: OutState) -> tuple[Any, ...]:
+    code = OUT_CODES[row.state]
+    ends = int(code >= OUT_DELIVERED)
+    mark = out_mark(row.id, code, ends, row.at_ms, row.reason)
+    below = REPLACES_BELOW[row.state]
+    return code, ends, row.at_ms, row.reason, mark, row.id, row.peer, below, row.seq
+
+
+def _receipt(row: Receipt) -> tuple[Any, ...]:
+    return OUT_CODES[row.state], row.at_ms, row.id, row.peer, REPLACES_BELOW[row.state]
+
+
+def _in_news(row: InState) -> tuple[Any, ...]:
+    code = IN_CODES[row.state]
+    mark = in_mark(row.id, code, row.failures, row.at_ms)
+    return code, row.failures, row.at_ms, mark, row.id, row.sender
+
+
+def _range(prefix: str) -> tuple[str, str, int]:
+    """Ids that begin so, as bounds: an index finds them."""
+    clean = prefix.encode("utf-8", "replace").decode("utf-8")
+    return clean, clean + "\U0010ffff", FOUND_MAX

@@ -83,9 +83,7 @@ class Table:
         As bytes, since a flipped bit may leave text that is not UTF-8.
         """
         columns = ", ".join(f"CAST({name} AS BLOB)" for name in self.columns)
-        return (
-            f"SELECT rowid, CAST(checksum AS BLOB), {columns} FROM {self.name}"  # noqa: S608
-        )
+        return f"SELECT rowid, CAST(checksum AS BLOB), {columns} FROM {self.name}"  # noqa: S608
 
     @cached_property
     def scan(self) -> str:

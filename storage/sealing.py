@@ -26,6 +26,8 @@ __all__ = [
     "OUT_DELIVERED",
     "OUT_RANKS",
     "OUT_WAITING",
+    "REPLACES_BELOW",
+    "advanced",
     "in_mark",
     "in_values",
     "opening",
@@ -33,9 +35,8 @@ __all__ = [
     "out_values",
     "read_in",
     "read_out",
-    "remarked",
     "renumbered",
-    "replaces_below",
+    "settled",
 ]
 
 # Ranks of core.messages.PROGRESS, which an adapter may not import; a test compares the two.
@@ -54,6 +55,11 @@ OUT_STATES = tuple(OUT_RANKS)
 OUT_CODES = {state: code for code, state in enumerate(OUT_STATES)}
 OUT_WAITING = OUT_CODES["expired"]  # below it: queued or sent
 OUT_DELIVERED = OUT_CODES["delivered"]  # from here on the recipient has spoken
+REPLACES_BELOW = {
+    state: min(OUT_CODES[known] for known in OUT_RANKS if OUT_RANKS[known] >= rank)
+    for state, rank in OUT_RANKS.items()
+}
+"""For each state the code below which every other one is of a smaller rank."""
 
 IN_STATES = ("unread", "seen", "parked", "done")
 IN_CODES = {state: code for code, state in enumerate(IN_STATES)}
@@ -75,11 +81,6 @@ IN_COLUMNS = (
     "CAST(id AS BLOB), CAST(body AS BLOB), CAST(received_ms AS INTEGER), "
     "CAST(state AS INTEGER), CAST(failures AS INTEGER), CAST(changed_ms AS INTEGER)"
 )
-
-
-def replaces_below(state: str) -> int:
-    """The code below which every state has a smaller rank than `state`."""
-    return min(code for known, code in OUT_CODES.items() if OUT_RANKS[known] >= OUT_RANKS[state])
 
 
 def _seal(text: str, body: bytes = b"") -> bytes:
@@ -122,11 +123,27 @@ def in_values(row: InRow) -> tuple[Value, ...]:
     return row.sender, row.id, row.received_ms, len(body), seal, body
 
 
-def remarked(mark: bytes, ident: str, state: int, changed_ms: int, reason: str) -> bytes:
+def settled(mark: bytes, ident: str, state: int, changed_ms: int, reason: str) -> bytes:
     """The mark of a row that becomes settled; one that does not fit now will not fit then."""
     if mark != out_mark(ident, state, 0, changed_ms, reason):
         return mark
     return out_mark(ident, state, 1, changed_ms, reason)
+
+
+def advanced(
+    mark: bytes,
+    ident: str,
+    state: int,
+    settled: int,
+    changed_ms: int,
+    reason: str,
+    new_state: int,
+    at_ms: int,
+) -> bytes:
+    """The mark of a row of which a receipt came; one that does not fit now will not fit then."""
+    if mark != out_mark(ident, state, settled, changed_ms, reason):
+        return mark
+    return out_mark(ident, new_state, settled, at_ms, "")
 
 
 def renumbered(
