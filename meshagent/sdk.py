@@ -103,9 +103,10 @@ class Node:
         ttl: float | None = None,
     ) -> list[Receipt]:
         """Send to everyone that `to` means: `@role`, `@all`, or any form that `send` takes."""
-        return await self._mailroom.send(
+        receipts: list[Receipt] = await self._mailroom.send(
             to, text, data=data, kind=kind, thread=thread, reply_to=reply_to, ttl_s=ttl
         )
+        return receipts
 
     async def inbox(self) -> AsyncIterator[Letter]:
         """Every message that is not done yet, in order, then each as it comes, until the node ends.

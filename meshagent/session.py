@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from meshagent.discovery.registry import RegistryEntry, read_registry
-from meshagent.errors import AmbiguousPeer, MeshError, NoSuchPeer, NotRunning, UsageError
+from meshagent.errors import (
+    AmbiguousPeer,
+    LimitReached,
+    MeshError,
+    NoSuchPeer,
+    NotRunning,
+    UsageError,
+)
 from meshagent.storage.folder import MeshFolder, find_mesh, personal_mesh
 
 __all__ = [
@@ -29,6 +36,7 @@ __all__ = [
 
 OWN_ROLE = "user"
 OWN_IDLE_S = 300  # the person's own agent ends when nobody needs it for so long
+REQUEST_BYTES_MAX = 8 * 1024 * 1024  # 1 MiB of a message takes up to six times that as JSON
 ANSWER_TIMEOUT_S = 10.0  # a node answers in milliseconds; one that is stopped never does
 
 
@@ -58,17 +66,17 @@ class Session:
 
     def ask(self, verb: str, **arguments: object) -> Any:
         """The node's answer; an error that the node reports is raised here."""
-        request = {"id": 1, "do": verb, **arguments}
+        line = _request_line(verb, arguments)
         wait_s = arguments.get("wait_s", 0.0)
         assert isinstance(wait_s, float | int)
         self._socket.settimeout(ANSWER_TIMEOUT_S + wait_s)
         try:
             with contextlib.suppress(BrokenPipeError):  # it may have said why before it hung up
-                self._socket.sendall(json.dumps(request).encode() + b"\n")
-            line = self._reader.readline()
-            if not line:
+                self._socket.sendall(line)
+            answer_line = self._reader.readline()
+            if not answer_line:
                 raise self._silent("it closed the connection")
-            answer = json.loads(line)
+            answer = json.loads(answer_line)
         except (OSError, ValueError) as error:
             raise self._silent(error) from None
         if "error" in answer:
@@ -100,6 +108,20 @@ class Session:
             f"The node of {self.agent} gave no answer: {why}.",
             hint="See its node.log, or end it and join again.",
         )
+
+
+def _request_line(verb: str, arguments: Mapping[str, object]) -> bytes:
+    request = json.dumps({"id": 1, "do": verb, **arguments}, ensure_ascii=False)
+    try:
+        line = request.encode() + b"\n"
+    except UnicodeEncodeError:
+        raise UsageError("The text is not Unicode and can't be sent.") from None
+    if len(line) > REQUEST_BYTES_MAX:
+        raise LimitReached(
+            f"The text is far too long: {len(line)} bytes.",
+            hint="Send it as an attachment instead.",
+        )
+    return line
 
 
 def open_mesh(

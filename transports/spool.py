@@ -47,6 +47,22 @@ class Spool:
         except OSError as error:
             raise StorageError(f"{box} does not take a drop: {error.strerror}.") from error
 
+    def dropped(self, to: str, epoch: bytes) -> list[tuple[int, int]]:
+        """The first and last numbers in each of our files that `to` has not taken yet."""
+        try:
+            names = [each.name for each in os.scandir(self._folder / to)]
+        except FileNotFoundError:
+            return []
+        beginning = f"{self._me}.{epoch.hex()}."
+        ranges = [
+            each.removeprefix(beginning).removesuffix(_SUFFIX).split(".")
+            for each in names
+            if each.startswith(beginning) and each.endswith(_SUFFIX)
+        ]
+        return sorted(
+            (int(each[0]), int(each[-1])) for each in ranges if all(map(str.isdigit, each))
+        )
+
     def mine(self, bytes_max: int) -> Iterator[tuple[Path, bytes | None]]:
         """The files left for us, oldest numbers first; None for one that is no drop of any kind."""
         box = self._folder / self._me
@@ -56,18 +72,6 @@ class Spool:
             return
         for name in names[:FILES_MAX]:
             yield box / name, _read(box / name, bytes_max)
-
-    def settled(self, to: str, epoch: bytes, upto: int) -> None:
-        """`to` has everything up to this number: our files that hold nothing else can go."""
-        try:
-            names = [each.name for each in os.scandir(self._folder / to)]
-        except FileNotFoundError:
-            return
-        for name in names:
-            agent, _, rest = name.removesuffix(_SUFFIX).rpartition(f".{epoch.hex()}.")
-            if agent == self._me and rest.rpartition(".")[2].isdigit():
-                if int(rest.rpartition(".")[2]) <= upto:
-                    (self._folder / to / name).unlink(missing_ok=True)
 
 
 def _read(path: Path, bytes_max: int) -> bytes | None:

@@ -103,8 +103,9 @@ async def _run(
 
 async def _show(node: Any, view: Any) -> None:
     """Until the node ends, or nobody can be shown anything: who reads us has gone."""
-    with node.driver.subscribers.subscribe() as events:
-        tasks = [asyncio.create_task(view.run(events)), asyncio.create_task(node.driver.wait())]
+    with node.driver.subscribers.subscribe(frozenset({"peer", "clone"})) as events:
+        work = (view.run(events), view.mail(node.driver.inbox_start), node.driver.wait())
+        tasks = [asyncio.create_task(each) for each in work]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

@@ -75,5 +75,10 @@ def _text(text: str | None) -> str:
     if text is None and sys.stdin.isatty():
         raise UsageError("There is nothing to send.", hint='Try: meshagent send PEER "text"')
     if text is None or text == "-":
-        return sys.stdin.read()
+        try:
+            return sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError:
+            raise UsageError(
+                "What came on standard input is not text.", hint="Send a file as an attachment."
+            ) from None
     return text

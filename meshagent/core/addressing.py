@@ -38,9 +38,11 @@ def resolve(text: str, known: Sequence[Known], me: AgentId) -> list[AgentId]:
     for matching in (
         [each for each in known if each.agent == text],
         [each for each in known if each.name == text],
-        [each for each in known if each.agent.startswith(text)],
-        [each for each in known if each.role == text],
+        [each for each in known if text and each.agent.startswith(text)],
+        [each for each in known if text and each.role == text],
     ):
+        if len(matching) > 1:
+            matching = [each for each in matching if each.agent != me]
         if len(matching) == 1:
             return [matching[0].agent]
         if matching:
@@ -53,7 +55,7 @@ def resolve(text: str, known: Sequence[Known], me: AgentId) -> list[AgentId]:
 def _group(text: str, known: Sequence[Known]) -> list[AgentId]:
     one = text.startswith("any:")
     role = text.removeprefix("any:") if one else text[1:]
-    members = [each for each in known if role in (each.role, "all")]
+    members = [each for each in known if role and role in (each.role, "all")]
     if not members:
         raise NoSuchPeer(
             f"Nobody has the role {role!r}." if role != "all" else "Nobody else is known here.",

@@ -6,9 +6,10 @@ number, the watermark, and duplicates are everything at or below it, for ever. I
 epoch, watermark and the hash of the last message; it leaves after the commit. What the sender has
 no answer for it sends again: on a new link, after a pause, or when the watermark says so.
 
-When an answer names a message that we never sent (our database was put back to an earlier day),
-its numbers can't be trusted: everything pending gets new ones under a new epoch, and the
-recipient keeps each message once by its id.
+Nothing is sent on a link before the recipient has said how much it has of our epoch. When its
+answer names a message that we never sent (our database was put back to an earlier day), numbers
+can't be trusted: everything pending gets new ones under a new epoch, and the recipient keeps each
+message once by its id.
 
 Invariants: nothing is sent before it is durable here, nothing is acknowledged before it is durable
 there, and a number never means two messages in one epoch.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from meshagent.core.effects import (
@@ -36,6 +37,7 @@ from meshagent.core.frames import (
     HASH_BYTES,
     MAIL_ITEMS_MAX,
     TEXT_CHARACTERS_MAX,
+    WHOLE_MAX,
     Frame,
     Mail,
     MailAck,
@@ -46,6 +48,7 @@ from meshagent.core.messages import (
     Message,
     MessageState,
     body_hash,
+    is_id,
     pack_body,
     parse_body,
 )
@@ -63,6 +66,8 @@ FULL_LINK_S = 0.01  # the transport has no word for "writable again": its queue 
 GAP_PAUSE_S = 0.2  # every frame behind a lost one is answered with the same gap: go back once
 LOAD_ITEMS_MAX = 1024  # read from disk at once
 EPOCHS_KEPT_MAX = 64  # per sender: each is one restored or deleted database of that sender
+START_OVER_S = 3600.0  # a restored database needs it once per run; a liar gets no more than this
+WITHDRAWN_KEPT_MAX = 10_000  # ten rounds of expiry: more than one commit can be behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +88,38 @@ class DeliveryConfig:
 
 @dataclass(slots=True)
 class ReceiveStream:
-    """What has come from one sender in one epoch."""
+    """What has come from one sender in one epoch; `last` is of the last that was not withdrawn."""
 
     seq: int = 0
     last: bytes = NO_HASH
     exceptions: dict[int, str] = field(default_factory=dict)
+    doubted: bool = False
+    """Its numbers mean other messages than before: nothing more is taken under them."""
+
+    @property
+    def named(self) -> int:
+        """The number that `last` is of, unless that is no longer known."""
+        return _last_that_came(self.seq, self.exceptions)
 
     def forget_below(self, floor: int) -> None:
         """The sender knows how these ended."""
+        if self.named < min(self.seq, floor - 1):
+            self.last = NO_HASH  # without the exceptions nobody can tell which number it is of
         for seq in [each for each in self.exceptions if each < floor]:
             del self.exceptions[seq]
+
+    def contradicts(self, mail: Mail) -> bool:
+        """Whether `mail` holds another message than we took under the last number."""
+        at = self.named - mail.first
+        body = mail.items[at] if 0 <= at < len(mail.items) else None
+        return body is not None and self.last not in (NO_HASH, body_hash(body))
+
+
+def _last_that_came(upto: int, exceptions: Mapping[int, str]) -> int:
+    """The highest number that was not withdrawn: an answer carries the hash of that message."""
+    while exceptions.get(upto) == "":
+        upto -= 1
+    return upto
 
 
 @dataclass(slots=True)
@@ -104,14 +131,19 @@ class Correspondent:
     told_busy: bool = False
     answer: MailAck | None = None
     """The furthest answer that is not applied in full: the rest as it is loaded from disk."""
-    checked: bytes = b""
-    """The hash in that answer which was found to be of the message it names."""
+    checked: tuple[int, bytes] = (0, b"")
+    """The number and hash of an answer that were found to be of the message it names."""
+    proving: bool = False
+    """The read under way is of that message."""
 
     @property
     def unproven(self) -> bool:
         """Whether an answer waits to be checked against the disk: until then nothing is sent."""
         answer = self.answer
-        return answer is not None and answer.upto >= self.out.floor and answer.last != self.checked
+        if answer is None:
+            return False
+        named = _last_that_came(answer.upto, dict(answer.exceptions))
+        return named >= self.out.floor and (named, answer.last) != self.checked
 
 
 class Delivery:
@@ -132,6 +164,8 @@ class Delivery:
         self._epoch, self._rng = epoch, rng
         self._config = config or DeliveryConfig()
         self._peers: dict[AgentId, Correspondent] = {}
+        self._withdrawn: dict[str, MessageState] = {}
+        self._start_over_at = float("-inf")
         for start in streams:
             stream = SendStream(epoch, start.next_seq, start.floor)
             self._peers[AgentId(start.peer)] = Correspondent(stream)
@@ -180,13 +214,14 @@ class Delivery:
         """A pending message expired or was cancelled: from now on its number carries nothing."""
         assert state in WITHDRAWN, state
         stream = self._peer(peer).out
-        if seq < stream.floor:
+        if seq < stream.floor or ident in self._withdrawn:
             return []
-        item = stream.find(seq)
-        if item is not None:
-            stream.loaded_bytes -= item.size
-            item.body, item.state = None, state
-            stream.loaded_bytes += item.size
+        if not stream.withdraw(seq, ident, state):
+            return []
+        # A read that is under way, or another look at the disk, may not know of it yet.
+        self._withdrawn[ident] = state
+        if len(self._withdrawn) > WITHDRAWN_KEPT_MAX:
+            del self._withdrawn[next(iter(self._withdrawn))]
         return [
             Persist(OutState(peer, seq, ident, state, "", now_ms)),
             ReceiptChanged(peer, ident, state, ""),
@@ -194,7 +229,11 @@ class Delivery:
 
     def inbox_shrank(self, by: int, now: float) -> list[Effect]:
         """Messages were dealt with; whoever was told to wait hears when there is room again."""
-        self.unread = max(0, self.unread - by)
+        return self.inbox_holds(self.unread - by, now)
+
+    def inbox_holds(self, unread: int, now: float) -> list[Effect]:
+        """As the disk counts them: a message that came again in another epoch is not one more."""
+        self.unread = max(0, unread)
         if self._is_full() or self.unread > self._config.unread_max * 9 // 10:
             return []
         effects: list[Effect] = []
@@ -214,7 +253,7 @@ class Delivery:
         stream.rewind(0)  # what was on another link may be lost with it
         stream.failures, stream.busy_until = 0, 0.0
         # Its first answer tells whether our numbers mean the same to both: wait for that.
-        stream.greeted, stream.answer_due = False, now + self._config.answer_s
+        stream.greeted, stream.answer_due = False, None
         return self._answer(peer, self._latest_epoch(known)) + self._pump(peer, now)
 
     def disconnected(self, peer: AgentId) -> list[Effect]:
@@ -222,7 +261,9 @@ class Delivery:
         known = self._peers.get(peer)
         if known is not None:
             known.out.unlink()
-            known.answer = None
+            known.answer, known.proving = None, False
+            if known.out.next_seq == 1 and not known.inward:
+                del self._peers[peer]  # no message either way: nothing to remember
         return []
 
     # -- the engine contract ------------------------------------------------------------------
@@ -244,7 +285,7 @@ class Delivery:
             if stream.answer_due is not None and now >= stream.answer_due:
                 stream.failures += 1
                 stream.rewind(0)
-                stream.greeted, stream.answer_due = True, None
+                stream.answer_due = None
                 effects += self._pump(peer, now)
             elif stream.busy_until and now >= stream.busy_until:
                 stream.busy_until = 0.0
@@ -263,18 +304,28 @@ class Delivery:
         if mail.epoch == stream.epoch:
             stream.rewind(mail.first - 1)
             stream.busy_until = now + FULL_LINK_S
+            if not stream.on_wire:
+                stream.answer_due = None
 
     def flush(self, peer: AgentId, upto: int, now: float) -> list[Effect]:
         """The driver says that all up to this number are durable."""
         stream = self._peer(peer).out
-        stream.durable = max(stream.durable, min(upto, stream.next_seq - 1))
+        if upto < stream.next_seq:  # else it speaks of the numbers before a new epoch
+            stream.durable = max(stream.durable, upto)
         return self._pump(peer, now)
 
     def loaded(self, peer: AgentId, items: list[Item], now: float, now_ms: int) -> list[Effect]:
         """What a Load read."""
         known = self._peer(peer)
-        known.out.take_loaded(items)
-        effects = self._apply_answer(known, peer, items, now, now_ms)
+        for item in items:
+            if item.id in self._withdrawn and item.state not in WITHDRAWN:
+                item.body, item.state = None, self._withdrawn[item.id]
+        fresh = known.out.take_loaded(items)
+        proving, known.proving = known.proving, False
+        effects = self._apply_answer(known, peer, fresh, now, now_ms)
+        if proving and known.proving:  # what should wait under that number is not there
+            known.out.loading = known.proving = False
+            effects = self._start_over(known, now)
         return effects + self._pump(peer, now)
 
     # -- sending ------------------------------------------------------------------------------
@@ -284,7 +335,9 @@ class Delivery:
         if not stream.linked:
             return []
         effects: list[Effect] = []
-        if stream.greeted and stream.busy_until <= now and not self._peers[peer].unproven:
+        if not stream.greeted:
+            effects += self._ask(peer, stream, now)
+        elif stream.busy_until <= now and not self._peers[peer].unproven:
             while (frame := stream.next_frame()) is not None:
                 effects.append(Send(peer, frame))
             if stream.on_wire and stream.answer_due is None:
@@ -294,15 +347,25 @@ class Delivery:
             effects.append(self._load(self._peers[peer], peer, stream.loaded + 1, LOAD_ITEMS_MAX))
         return effects
 
+    def _ask(self, peer: AgentId, stream: SendStream, now: float) -> list[Effect]:
+        """Mail without messages: the answer tells how much the peer has of this epoch."""
+        if not stream.waiting or stream.answer_due is not None or stream.busy_until > now:
+            return []
+        pause = max(self._config.answer_s, self._pause(stream, self._config.answer_s))
+        stream.answer_due = now + pause
+        return [Send(peer, Mail(stream.epoch, stream.floor, stream.floor, ()))]
+
     def _answered(self, ack: MailAck, peer: AgentId, now: float, now_ms: int) -> list[Effect]:
         known = self._peer(peer)
         stream = known.out
+        if ack.epoch not in (stream.epoch, NO_EPOCH):
+            return self._pump(peer, now)  # it speaks of another database; we asked about this one
         if not stream.greeted:
             stream.greeted, stream.answer_due = True, None
-        if ack.epoch != stream.epoch:
-            return self._pump(peer, now)  # it has nothing of this epoch yet
+        if ack.epoch == NO_EPOCH:
+            return self._pump(peer, now)  # it has nothing of ours
         if ack.upto >= stream.next_seq:
-            return self._start_over(now)
+            return self._start_over(known, now) + self._pump(peer, now)
         if known.answer is None or ack.upto >= known.answer.upto:
             known.answer = ack
         effects = self._apply_answer(known, peer, None, now, now_ms)
@@ -314,7 +377,7 @@ class Delivery:
         elif ack.mode == _GAP and now >= stream.rewound_at + GAP_PAUSE_S:
             stream.rewound_at = now
             stream.rewind(ack.upto)
-        if ack.mode != _BUSY:
+        if ack.mode == _WELL:  # a gap is what all frames behind the first that had no room meet
             stream.busy_until = 0.0
         return effects + self._pump(peer, now)
 
@@ -328,17 +391,17 @@ class Delivery:
         if ack.upto < stream.floor:
             known.answer = None
             return []
-        last = stream.find(ack.upto)
-        if last is None and fresh:
-            last = next((each for each in fresh if each.seq == ack.upto), None)
-        if last is not None and ack.last != known.checked:
-            withdrawn = any(seq == ack.upto and not why for seq, why in ack.exceptions)
-            if ack.last != (NO_HASH if withdrawn else last.hash):
-                return self._start_over(now)
-            known.checked = ack.last
-        if known.checked != ack.last:
-            # The answer reaches beyond memory: look at the message it names before believing it.
-            return [] if stream.loading else [self._load(known, peer, ack.upto, 1)]
+        if known.unproven:
+            named = _last_that_came(ack.upto, dict(ack.exceptions))
+            item = stream.find(named)
+            if item is None and fresh:
+                item = next((each for each in fresh if each.seq == named), None)
+            if item is None:
+                # The answer reaches beyond memory: look at that message before believing it.
+                return [] if stream.loading else [self._prove(known, peer, named)]
+            if item.hash != ack.last:
+                return self._start_over(known, now)
+            known.checked = (named, ack.last)
         return self._settle(known, peer, ack, now, now_ms)
 
     def _settle(
@@ -346,14 +409,22 @@ class Delivery:
     ) -> list[Effect]:
         stream = known.out
         exceptions = dict(ack.exceptions)
+        unsaid = [
+            item
+            for seq, why in ack.exceptions
+            if not why and seq <= ack.upto and (item := stream.find(seq)) is not None
+            if item.state not in WITHDRAWN
+        ]
+        if any(not 0 < item.expires_ms <= now_ms for item in unsaid):
+            return self._start_over(known, now)  # we never withdrew that
         effects: list[Effect] = []
+        for item in unsaid:  # its recipient saw that its time was up before we did
+            effects += self.withdraw(peer, item.seq, item.id, MessageState.EXPIRED, now_ms)
         for item in stream.settle(min(ack.upto, stream.loaded)):
             why = exceptions.get(item.seq)
-            state = MessageState.DELIVERED
+            state = MessageState.DELIVERED if why is None else MessageState.REFUSED
             if why == "":
-                state = item.state if item.state in WITHDRAWN else MessageState.REFUSED
-            elif why is not None:
-                state = MessageState.REFUSED
+                state = item.state
             effects.append(Persist(OutState(peer, item.seq, item.id, state, why or "", now_ms)))
             effects.append(ReceiptChanged(peer, item.id, state, why or ""))
         if effects:
@@ -367,12 +438,20 @@ class Delivery:
         known.out.loading = True
         return Load(peer, first, limit)
 
+    def _prove(self, known: Correspondent, peer: AgentId, seq: int) -> Load:
+        known.proving = True
+        return self._load(known, peer, seq, 1)
+
     def _pause(self, stream: SendStream, first_s: float) -> float:
         return backoff_s(stream.failures, first_s, self._config.longest_pause_s, self._rng)
 
-    def _start_over(self, now: float) -> list[Effect]:
+    def _start_over(self, liar: Correspondent, now: float) -> list[Effect]:
         """A recipient holds numbers that we never gave: our database is from an earlier day."""
         self.refused["numbers from another day"] += 1
+        liar.answer = None
+        if now < self._start_over_at + START_OVER_S:
+            return []  # the epoch is of this run, so only a lie can contradict it
+        self._start_over_at = now
         self._epoch = self._rng.randbytes(EPOCH_BYTES)
         effects: list[Effect] = [Persist(NewEpoch(self._epoch))]
         for peer, known in self._peers.items():
@@ -380,7 +459,8 @@ class Delivery:
             known.out = SendStream(self._epoch, old.waiting + 1, 1)
             known.out.linked = known.out.greeted = old.linked
             known.out.durable = 0
-            known.answer, known.checked = None, b""
+            known.out.loading = known.out.outdated = old.loading
+            known.answer, known.checked, known.proving = None, (0, b""), False
             # Loading waits for the commit, as every effect does: it reads the new numbers.
             effects.append(Flush(peer, old.waiting))
         return effects
@@ -389,12 +469,17 @@ class Delivery:
 
     def take(self, mail: Mail, peer: AgentId, now_ms: int) -> list[Effect]:
         """Mail from a peer, over a link or from the spool: what is news is kept, then answered."""
+        if mail.first + len(mail.items) > WHOLE_MAX:
+            raise RemoteProtocolError("A message's number is beyond the limit.")
         known = self._peer(peer)
         if mail.epoch not in known.inward:
             if len(known.inward) >= EPOCHS_KEPT_MAX:
                 del known.inward[next(iter(known.inward))]
             known.inward[mail.epoch] = ReceiveStream()
         stream = known.inward[mail.epoch] = known.inward.pop(mail.epoch)  # the latest comes last
+        stream.doubted = stream.doubted or stream.contradicts(mail)
+        if stream.doubted:
+            return self._answer(peer, mail.epoch)  # it names what we have: the sender starts over
         effects: list[Effect] = []
         if mail.floor > stream.seq + 1:
             # Settled with an earlier database of ours: it will never come again.
@@ -424,10 +509,10 @@ class Delivery:
         now_ms: int,
     ) -> list[Effect]:
         stream.seq = seq
-        stream.last = NO_HASH if body is None else body_hash(body)
         if body is None:
             stream.exceptions[seq] = ""
             return []
+        stream.last = body_hash(body)
         try:
             message = parse_body(body)
             if message.kind == RECEIPT_KIND:
@@ -444,7 +529,7 @@ class Delivery:
 
     def _take_receipt(self, peer: AgentId, message: Message, now_ms: int) -> list[Effect]:
         match message.data:
-            case {"id": str() as ident, "state": ("seen" | "done") as state}:
+            case {"id": str() as ident, "state": ("seen" | "done") as state} if is_id(ident):
                 return [
                     Persist(Receipt(peer, ident, state, now_ms)),
                     ReceiptChanged(peer, ident, MessageState(state), ""),

@@ -6,6 +6,7 @@ Invariant: the bytes of a message never change once it is accepted, so their has
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,13 +17,23 @@ from meshagent.core.frames import MESSAGE_BYTES_MAX
 from meshagent.core.types import AgentId
 from meshagent.errors import LimitReached, RemoteProtocolError, UsageError
 
-__all__ = ["Message", "MessageState", "body_hash", "new_message_id", "pack_body", "parse_body"]
+__all__ = [
+    "Message",
+    "MessageState",
+    "body_hash",
+    "is_id",
+    "new_message_id",
+    "pack_body",
+    "parse_body",
+]
 
 INLINE_BYTES_MAX = 1024 * 1024  # text and data together; beyond that it is an attachment
 SHORT_CHARACTERS_MAX = 200  # kind, thread, ids
 HEADERS_MAX = 32
+DATA_DEPTH_MAX = 64  # lists in lists: whoever prints it as JSON has a stack
 HASH_BYTES = 16
 ID_CHARACTERS = 12  # 60 random bits: a million messages a day collide once in 3,000 years
+_DATA_HINT = "Data may hold what JSON can: texts, numbers, lists, objects, true, false, null."
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 RECEIPT_KIND = "receipt"
@@ -104,16 +115,19 @@ def pack_body(message: Message) -> bytes:
             )
         )  # fmt: skip
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise UsageError(
-            f"The message's data can't be sent: {error}.",
-            hint="Data may hold what JSON can: texts, numbers, lists, objects, true, false, null.",
-        ) from None
+        raise UsageError(f"The message's data can't be sent: {error}.", hint=_DATA_HINT) from None
     if len(body) > INLINE_BYTES_MAX:
-        raise LimitReached(
-            f"The message has {len(body)} bytes; text and data may have {INLINE_BYTES_MAX}.",
-            hint="Send it as an attachment instead.",
-        )
-    parse_body(body)
+        size = len(message.text.encode()) + (0 if message.data is None else len(pack(message.data)))
+        if size > INLINE_BYTES_MAX or len(body) > MESSAGE_BYTES_MAX:
+            raise LimitReached(
+                f"Text and data have {size} bytes and may have {INLINE_BYTES_MAX}; with all other "
+                f"fields it is {len(body)} of {MESSAGE_BYTES_MAX}.",
+                hint="Send it as an attachment instead.",
+            )
+    try:
+        parse_body(body)
+    except RemoteProtocolError as error:
+        raise UsageError(f"The message can't be sent: {error.message}", hint=_DATA_HINT) from None
     return body
 
 
@@ -125,16 +139,39 @@ def parse_body(body: bytes) -> Message:
     ident, kind, text, created, data, thread, reply_to, headers, attached, expires, hops = fields[
         :11
     ]
-    for each in (ident, kind, thread, reply_to):
-        _require(type(each) is str and len(each) <= SHORT_CHARACTERS_MAX and each.isprintable())
-    _require(bool(ident) and bool(kind) and type(text) is str)
+    _require(all(each == "" or is_id(each) for each in (thread, reply_to)))
+    _require(is_id(ident) and is_id(kind) and type(text) is str)
     _require(all(type(each) is int and 0 <= each < 2**63 for each in (created, expires, hops)))
     _require(type(headers) is dict and len(headers) <= HEADERS_MAX)
     _require(all(type(key) is str and type(value) is str for key, value in headers.items()))
-    _require(type(attached) is tuple)
+    _require(type(attached) is tuple and _is_plain(data) and _is_plain(attached))
     return Message(
         ident, kind, text, created, data, thread, reply_to, headers, attached, expires, hops
     )
+
+
+def is_id(value: object) -> bool:
+    """Whether `value` may stand as an id, a kind or a thread: short, printable and not empty."""
+    return type(value) is str and 0 < len(value) <= SHORT_CHARACTERS_MAX and value.isprintable()
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether `value` can be shown as JSON: a message that no session can print helps nobody."""
+    layer = [value]
+    for _ in range(DATA_DEPTH_MAX):
+        below: list[Any] = []
+        for each in layer:
+            if type(each) is tuple:
+                below += each
+            elif type(each) is dict:
+                below += each.keys()
+                below += each.values()
+            elif type(each) is bytes or (type(each) is float and not math.isfinite(each)):
+                return False
+        if not below:
+            return True
+        layer = below
+    return False
 
 
 def _require(holds: bool) -> None:

@@ -63,6 +63,9 @@ class SendStream:
     linked: bool = False
     greeted: bool = False
     loading: bool = False
+    """A read from disk is under way: one at a time, and whatever happens to the link."""
+    outdated: bool = False
+    """That read began under other numbers: what it brings is not for this stream."""
     busy_until: float = 0.0
     answer_due: float | None = None
     failures: int = 0
@@ -104,12 +107,16 @@ class SendStream:
             and self._has_room()
         )
 
-    def take_loaded(self, items: list[Item]) -> None:
-        """What was read from disk, in order; what is known already is passed over."""
-        self.loading = False
+    def take_loaded(self, items: list[Item]) -> list[Item]:
+        """What was read from disk, in order, if it is for us; what we have is passed over."""
+        usable = self.loading and self.linked and not self.outdated
+        self.loading = self.outdated = False
+        if not usable:
+            return []
         for item in items:
             if item.seq == self.loaded + 1 and self._has_room():
                 self._append(item)
+        return items
 
     def next_frame(self) -> Mail | None:
         """The next batch for the wire; only what is durable here leaves."""
@@ -139,13 +146,27 @@ class SendStream:
         self.sent = max(self.sent, upto)
         return settled
 
+    def withdraw(self, seq: int, ident: str, state: MessageState) -> bool:
+        """Its number travels as nothing from now on; False when that was so before."""
+        item = self.find(seq)
+        if item is None or item.id != ident:  # whoever read its number may have read an old one
+            item = next((each for each in self.items if each.id == ident), None)
+        if item is None:
+            return True
+        if item.state in WITHDRAWN:
+            return False
+        self.loaded_bytes -= item.size
+        item.body, item.state = None, state
+        self.loaded_bytes += item.size
+        return True
+
     def rewind(self, after: int) -> None:
         """What was sent beyond `after` did not arrive: send it again."""
         self.sent = max(self.floor - 1, min(self.sent, after))
 
     def unlink(self) -> None:
         """The peer is away: memory is for those who are here."""
-        self.linked = self.loading = False
+        self.linked = False
         self.items.clear()
         self.loaded_bytes = 0
         self.sent = self.floor - 1

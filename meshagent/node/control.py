@@ -15,21 +15,20 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshagent.core.types import PeerState
 from meshagent.errors import LimitReached, MeshError, RemoteProtocolError, UsageError
-from meshagent.letters import Receipt
 from meshagent.node.driver import Driver
 from meshagent.node.mailroom import Mailroom
+from meshagent.session import REQUEST_BYTES_MAX
 from meshagent.storage.files import mapped_errors
 
 __all__ = ["ControlServer", "status_view"]
 
 PROTOCOL = 1
-LINE_BYTES_MAX = 2 * 1024 * 1024  # a message of 1 MiB as JSON text, with room
 SESSIONS_MAX = 256
 SESSION_BACKLOG_BYTES_MAX = 4 * 1024 * 1024  # beyond it the session is cut off and resumes
 SESSION_CLOSE_TIMEOUT_S = 0.25  # for its last lines; one that does not read must not hold us up
@@ -75,7 +74,7 @@ class ControlServer:
                 # that another node makes at this moment would get odd modes.
                 self.path.chmod(0o600)
             self._server = await asyncio.start_unix_server(
-                self._accept, sock=listener, limit=LINE_BYTES_MAX
+                self._accept, sock=listener, limit=REQUEST_BYTES_MAX
             )
         except BaseException:
             listener.close()
@@ -166,22 +165,20 @@ class ControlServer:
             _answer(writer, request.get("id"), error=error)
 
     async def _follow(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        """The inbox as it is, then each message as it comes; a session that lags is cut off."""
-        with self._driver.subscribers.subscribe() as events:
-            shown = await self._mailroom.newest()
-            await self._handle_mail("inbox", request, writer)
-            async for event in events:
-                if event.kind == "lagged":
-                    writer.transport.abort()
-                    return
-                if event.kind != "mail":
-                    continue
-                for position, view in await self._mailroom.since(shown):
+        """The inbox as it is, then each message as it comes, as fast as the session reads."""
+        shown = await self._mailroom.newest()
+        await self._handle_mail("inbox", {**request, "upto": shown}, writer)
+        while True:
+            came = self._driver.mail_came
+            while rows := await self._mailroom.since(shown):
+                for position, view in rows:
                     shown = position
                     _write(writer, {"action": view})
                 with contextlib.suppress(ConnectionError):
                     await writer.drain()
-        writer.close()
+            if came is self._driver.mail_came and not await self._driver.wait_for_mail(came):
+                writer.close()
+                return
 
     async def _send(
         self, wait_s: float = 0.0, strict: bool = False, **arguments: Any
@@ -195,7 +192,7 @@ class ControlServer:
             for each in receipts
         ]
 
-    async def _wait(self, receipts: list[Receipt], wait_s: float, strict: bool) -> None:
+    async def _wait(self, receipts: Sequence[Any], wait_s: float, strict: bool) -> None:
         """For those who are here, or might be in a moment; for all of them when `strict`."""
         waits = {asyncio.create_task(each.settled()): each.to for each in receipts}
         try:
@@ -215,7 +212,7 @@ class ControlServer:
     async def _watch(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         """Snapshot first, then actions, numbered without a gap."""
         number = 0
-        with self._driver.subscribers.subscribe() as events:
+        with self._driver.subscribers.subscribe(frozenset({"peer", "clone"})) as events:
             snapshot = {"me": self._driver.me_view(), "peers": self._driver.peers_view()}
             _answer(writer, request.get("id"), {"seq": number, "snapshot": snapshot})
             async for event in events:

@@ -48,11 +48,12 @@ from meshagent.core.ports import (
     Row,
     Store,
     Transport,
+    Watermark,
 )
 from meshagent.core.records import STATUS_CHARACTERS_MAX, Record
 from meshagent.core.spooling import Drop
 from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
-from meshagent.errors import CloneRunning, MeshError, RemoteProtocolError, UsageError
+from meshagent.errors import CloneRunning, LimitReached, MeshError, RemoteProtocolError, UsageError
 from meshagent.letters import Receipt
 from meshagent.node.local_post import LocalPost
 from meshagent.node.subscribers import Event, Subscribers
@@ -62,7 +63,9 @@ __all__ = ["Driver", "Profile"]
 
 ADDRESS_CHECK_S = 5.0  # interfaces come and go with Wi-Fi and VPNs; a look costs well under a ms
 RECOVER_S = 2.0  # between looks whether a full or failing disk is well again
+ROOM_BYTES_MIN = 8 * 1024 * 1024  # what the store's log may take: with less it is soon full again
 HOUSE_S = 600.0  # retention needs no more; an expiry sets its own time
+HOUSE_RETRY_MS = 30_000
 DUE_ITEMS_MAX = 1000
 RETAIN_MS = 30 * 24 * 3600 * 1000  # delivered history is kept for a month
 RETAIN_BYTES = 1024 * 1024 * 1024  # and up to a gigabyte
@@ -94,6 +97,7 @@ class Driver:
         log: logging.Logger,
         post: LocalPost | None = None,
         rng: random.Random | None = None,
+        room: Callable[[], int] = lambda: ROOM_BYTES_MIN,
     ) -> None:
         self.profile = profile
         self.agent: AgentId = profile.identity.agent
@@ -101,6 +105,8 @@ class Driver:
         self.addresses: tuple[str, ...] = ()
         self.started_at = time.time()
         self.trouble = ""
+        self._suspended_by: MeshError | None = None
+        self._recovering: asyncio.Task[None] | None = None
         self._run = ""
         self._transport, self._store, self._discoveries = transport, store, discoveries
         self.log = log
@@ -112,8 +118,10 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self.post = post or LocalPost()
+        self._room = room
         self.receipts: WeakValueDictionary[str, Receipt] = WeakValueDictionary()
         self.mail_came = asyncio.Event()
+        self.inbox_start = 0
         self._house = asyncio.Event()
         self._ended = asyncio.Event()
         self._end_error: MeshError | None = None
@@ -136,6 +144,7 @@ class Driver:
         run = await self._store.next_run()
         remembered = list(await self._store.peers())
         mail = await self._store.mail_start()
+        self.inbox_start = await self._store.newest()
         self._started.append(self._transport.close)
         self.addresses = await self._listen(listen, ports)
         started_ms = time.time_ns() // 1_000_000
@@ -280,6 +289,8 @@ class Driver:
 
     async def send(self, peer: AgentId, message: Message, first: Sequence[Row] = ()) -> None:
         """Returns when the message is durable here, with the rows in `first`, in one commit."""
+        if (error := self._suspended_by) is not None:
+            raise type(error)(error.message, hint=error.hint, **error.data)
         accepted = self._loop.create_future()
         effects = [Persist(row) for row in first]
         self._accepting[message.id] = accepted
@@ -291,13 +302,36 @@ class Driver:
         finally:
             del self._accepting[message.id]
 
-    async def take(self, drop: Drop) -> None:
-        """Mail that was left for us in the spool; durable when this returns."""
+    async def take(self, drop: Drop) -> bool:
+        """Mail that was left for us in the spool; whether we have all of it now, durably."""
         if self.mesh.links.pin(drop.sender, drop.key) != drop.key:
             raise RemoteProtocolError("The drop's sender is known with another key.")
-        self._turn(self.mesh.take(drop.sender, drop.mail, self._loop.time()))
+        epoch, last = drop.mail.epoch, drop.mail.first + len(drop.mail.items) - 1
+        effects = self.mesh.take(drop.sender, drop.mail, self._loop.time())
+        self._turn(effects)
+        await self._committed()
+        if self.mesh.delivery is None:
+            return False
+        marks = [e.row for e in effects if isinstance(e, Persist)]
+        if not any(isinstance(row, Watermark) and row.seq >= last for row in marks):
+            # Nothing of it was news, or there was no room for it: the disk knows.
+            marks = list((await self._store.mail_start()).watermarks)
+        return any(
+            isinstance(row, Watermark)
+            and (row.sender, row.epoch) == (drop.sender, epoch)
+            and row.seq >= last
+            for row in marks
+        )
+
+    async def _committed(self) -> None:
+        """Until all that was decided so far is durable, or has failed."""
         while self._committing is not None:
             await asyncio.shield(self._committing)
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is an engine: not before the start is over, nor after the goodbye."""
+        return self._mesh is not None
 
     async def keep(self, rows: Sequence[Row], done: int = 0) -> None:
         """Returns when the rows are durable; `done` of them made room in the inbox."""
@@ -319,9 +353,13 @@ class Driver:
         """Whether a frame to this peer would leave now."""
         return self.mesh.links.link_to(AgentId(peer)) is not None
 
-    def withdraw(self, entry: OutEntry, state: MessageState) -> None:
-        """Cancel a pending message, or note that its time is up."""
-        self._turn(self.mesh.withdraw(entry, state, self._loop.time()))
+    async def withdraw(self, entries: Sequence[OutEntry], state: MessageState) -> None:
+        """Cancel pending messages, or note that their time is up; durable when this returns."""
+        for entry in entries:
+            self._turn(self.mesh.withdraw(entry, state, self._loop.time()))
+        await self._committed()
+        for peer in {entry.peer for entry in entries}:
+            await self.post.withdrawn(AgentId(peer))
 
     def pending(self) -> int:
         """How many messages of ours have not ended."""
@@ -364,8 +402,8 @@ class Driver:
         try:
             entries = await self._store.pending(effect.peer, effect.first, effect.limit)
         except MeshError as error:
-            self.trouble = str(error)
             self.log.error("not read: %s", error)
+            self._suspend(error)
             return
         if self._mesh is not None:
             self._turn(self._mesh.loaded(effect.peer, entries, self._loop.time()))
@@ -375,12 +413,13 @@ class Driver:
         while True:
             now_ms = self._wall_ms(self._loop.time())
             try:
-                for entry in await self._store.due(now_ms, DUE_ITEMS_MAX):
-                    self.withdraw(entry, MessageState.EXPIRED)
+                due = await self._store.due(now_ms, DUE_ITEMS_MAX)
+                await self.withdraw(due, MessageState.EXPIRED)
                 await self._store.retain(now_ms, RETAIN_MS, RETAIN_BYTES)
                 due_ms = await self._store.next_expiry()
             except MeshError as error:
-                self.trouble, due_ms = str(error), None
+                self.log.warning("not tidied: %s", error)
+                due_ms = now_ms + HOUSE_RETRY_MS
             wait_s = (
                 HOUSE_S if due_ms is None else min(HOUSE_S, max(0.05, (due_ms - now_ms) / 1000))
             )
@@ -388,25 +427,33 @@ class Driver:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._house.wait(), wait_s)
 
-    async def _recover(self, error: MeshError) -> None:
-        """The disk did not take what it was given: forget it, and wait until the disk is well.
+    def _suspend(self, error: MeshError) -> None:
+        """The disk did not take what it was given: nothing is accepted until it is well.
 
         What delivery believed since the last commit never happened; it begins again from the disk.
         """
-        self.trouble = str(error)
-        self.log.error("not kept: %s", error)
-        assert self._mesh is not None
-        self._mesh.deliver_with(None, self._loop.time())
+        self.trouble, self._suspended_by = str(error), error
+        if self._mesh is not None:
+            self._mesh.deliver_with(None, self._loop.time())
+            if self._recovering is None or self._recovering.done():
+                self._recovering = self.spawn(self._recover())
+
+    async def _recover(self) -> None:
         while self._mesh is not None:
+            await asyncio.sleep(RECOVER_S)
+            if isinstance(self._suspended_by, LimitReached) and self._room() < ROOM_BYTES_MIN:
+                continue
             try:
-                await self._store.commit([])
+                await self._store.next_run()  # a small write that changes nothing of weight
                 delivery = self._delivery(await self._store.mail_start())
             except MeshError as again:
-                self.trouble = str(again)
-                await asyncio.sleep(RECOVER_S)
+                self.trouble, self._suspended_by = str(again), again
                 continue
-            self.trouble = ""
-            self._turn(self._mesh.deliver_with(delivery, self._loop.time()))
+            if self._mesh is not None:
+                self.log.info("the disk is well again")
+                self.trouble, self._suspended_by = "", None
+                self._turn(self._mesh.deliver_with(delivery, self._loop.time()))
+                self._house.set()
             return
 
     # -- what the adapters tell ---------------------------------------------------------------
@@ -482,7 +529,9 @@ class Driver:
         for effect in effects:
             if isinstance(effect, Accepted) and effect.id in self._accepting:
                 self._accepting[effect.id].set_exception(error)
-        kept = [e for e in effects if isinstance(e, Dial | CloseLink | PeerChanged | CloneFound)]
+        kept: list[Effect] = [
+            e for e in effects if isinstance(e, Dial | CloseLink | PeerChanged | CloneFound)
+        ]
         kept += [
             e
             for e in effects
@@ -490,12 +539,15 @@ class Driver:
         ]
         self._apply(kept)
         if any(isinstance(e, Persist) and not isinstance(e.row, PeerRow) for e in effects):
-            self.spawn(self._recover(error))
+            self.log.error("not kept: %s", error)
+            self._suspend(error)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do this beside everything else; it ends with the node at the latest."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _apply(self, effects: list[Effect]) -> None:
         flush: dict[AgentId, int] = {}
@@ -530,6 +582,8 @@ class Driver:
                 case PeerChanged(peer):
                     self.log.info("%s is %s", peer.agent, peer.state.value)
                     self.subscribers.tell(Event("peer", self.view(peer)))
+                    if peer.state in (PeerState.GONE, PeerState.LEFT) and self._mesh is not None:
+                        self.post.pending(peer.agent)
                 case CloneFound(stop, where):
                     self._clone_found(stop, where)
                 case Deliver(sender, message):

@@ -20,7 +20,7 @@ from meshagent.core.messages import (
     parse_body,
 )
 from meshagent.core.ports import InEntry, InState, LogEntry, OutEntry, Store
-from meshagent.core.types import AgentId
+from meshagent.core.types import AgentId, is_agent_id
 from meshagent.errors import NoSuchPeer, RemoteProtocolError, UsageError
 from meshagent.letters import Receipt
 from meshagent.node.driver import Driver
@@ -45,6 +45,8 @@ class Mailroom:
 
     def recipients(self, to: str) -> list[AgentId]:
         """Whom `to` means now."""
+        if is_agent_id(to):
+            return [AgentId(to)]  # no need to look at who is known, which takes the disk
         return resolve(to, self._known(), self._driver.agent)
 
     async def send(
@@ -97,17 +99,22 @@ class Mailroom:
                 f"The message {entry.id} is {entry.state} and can't be taken back.",
                 hint="See how far it has come: meshagent outbox",
             )
-        self._driver.withdraw(entry, MessageState.CANCELLED)
-        return {"id": entry.id, "to": entry.peer, "state": MessageState.CANCELLED.value}
+        await self._driver.withdraw([entry], MessageState.CANCELLED)
+        after = await self._one_out(entry.id)
+        if MessageState(after.state) is not MessageState.CANCELLED:
+            raise UsageError(f"The message {after.id} is {after.state}: it had left already.")
+        return _receipt(after)
 
     # -- receiving ----------------------------------------------------------------------------
 
-    async def inbox(self, limit: int = LIST_MAX, unread: bool = False) -> list[dict[str, Any]]:
-        """The newest messages that came, oldest of them first."""
+    async def inbox(
+        self, limit: int = LIST_MAX, unread: bool = False, upto: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The newest messages that came (up to a position), oldest of them first."""
         found: list[dict[str, Any]] = []
         after = 0
         while rows := await self._store.inbox(after, SCAN_ROWS, unread=unread):
-            found += [self._in_view(row) for row in rows]
+            found += [self._in_view(row) for row in rows if upto is None or row.position <= upto]
             del found[: max(0, len(found) - limit)]
             after = rows[-1].position
         return found
@@ -179,10 +186,12 @@ class Mailroom:
 
     async def one_in(self, ident: str) -> InEntry:
         """The message that came with this id, or a unique beginning of it."""
-        return _only(await self._store.incoming(ident), ident, "inbox")
+        entry: InEntry = _only(await self._store.incoming(ident), ident, "inbox")
+        return entry
 
     async def _one_out(self, ident: str) -> OutEntry:
-        return _only(await self._store.outgoing(ident), ident, "outbox")
+        entry: OutEntry = _only(await self._store.outgoing(ident), ident, "outbox")
+        return entry
 
     # -- views --------------------------------------------------------------------------------
 

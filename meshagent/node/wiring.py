@@ -13,11 +13,13 @@ import logging
 import logging.handlers
 import os
 import platform
+import shutil
 import socket
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from meshagent._version import __version__
@@ -77,7 +79,7 @@ class RunningNode:
         self.driver.spawn(self._watch_idle(after_s))
 
     async def _watch_idle(self, after_s: float) -> None:
-        while self.control.idle_s() < after_s or self.driver.pending():
+        while self.control.idle_s() < after_s or self.driver.pending():  # noqa: ASYNC110
             await asyncio.sleep(min(IDLE_CHECK_S, after_s))
         self.driver.end()
 
@@ -152,8 +154,13 @@ def _assemble(
         Spool(mesh.spool, identity.agent), store, identity, secret.mesh_id,
         lambda peer: (mesh.agents / peer).is_dir(),
     )  # fmt: skip
-    driver = Driver(profile, transport, store, discoveries, log, post)
+    room = partial(_free_bytes, agent.folder.path)
+    driver = Driver(profile, transport, store, discoveries, log, post, room=room)
     return driver, Mailroom(driver, store, lambda: _known(mesh, driver))
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
 
 
 def _known(mesh: MeshFolder, driver: Driver) -> list[Known]:

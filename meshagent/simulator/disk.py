@@ -45,6 +45,14 @@ class Disk:
     ids: set[tuple[str, str]] = field(default_factory=set)
     marks: dict[tuple[str, bytes], Watermark] = field(default_factory=dict)
     receipts: list[Receipt] = field(default_factory=list)
+    ended: dict[str, MessageState] = field(default_factory=dict)
+    renumbered: set[str] = field(default_factory=set)
+    dealt_with: int = 0
+
+    @property
+    def unread(self) -> int:
+        """How many messages in the inbox nobody has dealt with."""
+        return len(self.inbox) - self.dealt_with
 
     def commit(self, rows: Sequence[Row]) -> None:
         """All of them, durably."""
@@ -76,7 +84,8 @@ class Disk:
 
     def load(self, peer: str, first: int, limit: int) -> list[Item]:
         """Messages that are not settled, from this number on."""
-        rows = [each for each in self.outbox.get(peer, ()) if each.seq >= first]
+        known = self.outbox.get(peer, ())
+        rows = [each for each in known if each.seq >= first and not each.settled]
         return [
             Item(
                 each.seq,
@@ -85,9 +94,23 @@ class Disk:
                 body_hash(each.row.body),
                 each.row.expires_ms,
                 each.state,
-            )  # fmt: skip
+            )
             for each in rows[:limit]
         ]
+
+    def due(self, now_ms: int) -> list[tuple[str, _Out]]:
+        """Queued messages whose time is up, with their recipients."""
+        return [
+            (peer, each)
+            for peer, rows in self.outbox.items()
+            for each in rows
+            if each.state in _PENDING and 0 < each.row.expires_ms <= now_ms
+        ]
+
+    def states(self) -> dict[str, MessageState]:
+        """How far each message of ours has come."""
+        here = {each.row.id: each.state for rows in self.outbox.values() for each in rows}
+        return self.ended | here
 
     def copy(self) -> Disk:
         """A backup."""
@@ -105,7 +128,9 @@ class Disk:
     def _renumber(self, epoch: bytes) -> None:
         self.epoch = epoch
         for peer, rows in self.outbox.items():
+            self.ended |= {each.row.id: each.state for each in rows if each.settled}
             rows = [each for each in rows if not each.settled]
             for number, each in enumerate(rows, 1):
                 each.seq = number
+                self.renumbered.add(each.row.id)
             self.outbox[peer] = rows
