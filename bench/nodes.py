@@ -175,15 +175,12 @@ class NodeProcesses:
         self.command("init", cwd=project)
         return project
 
-    def command(
-        self, *words: str, cwd: Path, within: Sequence[str] = (), text: str | None = None
-    ) -> str:
+    def command(self, *words: str, cwd: Path, within: Sequence[str] = ()) -> str:
         """What a command prints; it must succeed."""
         done = subprocess.run(
             [*within, *MESHAGENT, *words],
-            cwd=cwd, env=self.environ(bool(within)), input=text, timeout=COMMAND_TIMEOUT_S,
-            capture_output=True, text=True, check=False,
-            **({} if text is not None else {"stdin": subprocess.DEVNULL}),
+            cwd=cwd, env=self.environ(bool(within)), stdin=subprocess.DEVNULL,
+            timeout=COMMAND_TIMEOUT_S, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout

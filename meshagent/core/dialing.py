@@ -66,6 +66,9 @@ class Dialing:
         self, agent: str, addresses: tuple[str, ...], lasting: bool, now: float, wait_s: float
     ) -> None:
         """Somebody says that `agent` may be at these addresses; a new address is tried soon."""
+        if not agent and not lasting and (known := self._at(addresses)) is not None:
+            self._renew(known, addresses, now, wait_s)
+            return
         key = agent or addresses[0]
         target = self.targets.get(key)
         if target is None:
@@ -74,11 +77,26 @@ class Dialing:
             target = self.targets[key] = Target(key, agent, [], lasting, now + wait_s)
             self._due[key] = target
         target.lasting = target.lasting or lasting
+        self._renew(target, addresses, now, wait_s)
+
+    def moved_out(self, key: str, address: str, now: float) -> None:
+        """Somebody else answers there now: find out who."""
+        target = self.targets.get(key)
+        if target is not None and target.agent and address in target.addresses:
+            target.addresses.remove(address)
+            self.want("", (address,), False, now, 0.0)
+
+    def _at(self, addresses: tuple[str, ...]) -> Target | None:
+        """Whoever is thought to be at one of these already."""
+        there = set(addresses)
+        return next((t for t in self.targets.values() if not there.isdisjoint(t.addresses)), None)
+
+    def _renew(self, target: Target, addresses: tuple[str, ...], now: float, wait_s: float) -> None:
         news = [each for each in addresses if each not in target.addresses]
         if news:
             target.addresses = [*news, *target.addresses][:ADDRESSES_MAX]
         if news or now - target.tried_at >= self._config.again_s:
-            self.hurry(key, now + wait_s)
+            self.hurry(target.key, now + wait_s)
 
     def hurry(self, key: str, when: float) -> None:
         """There is reason to hope: forget the failures."""

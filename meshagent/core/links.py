@@ -458,6 +458,8 @@ class Links:
     def _refused_by_them(self, known: Link, refuse: Refuse, now: float) -> list[Outcome]:
         if refuse.why == "self" and known.dialled:
             self._dialing.drop(known.target)
+        if refuse.why == "not me" and known.dialled:
+            self._dialing.moved_out(known.target, known.address, now)
         outcomes = self._discard(known, now)
         if refuse.why == "clone" and known.nonce:
             signer = self._signer

@@ -18,13 +18,21 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshagent.core.effects import Effect, PeerChanged, Send
 from meshagent.core.frames import MEMBERS_MAX, Ack, Frame, Gossip, Nack, Ping, PingReq, Sync
 from meshagent.core.gossip import UPDATES_PER_FRAME_MAX, GossipQueue
 from meshagent.core.identity import Signer, Verify
 from meshagent.core.lifeguard import LocalHealth, gossip_transmits, suspicion_s
+from meshagent.core.members import (
+    LAN,
+    Digest,
+    Member,
+    MembershipConfig,
+    digest_of,
+    lacking,
+)
 from meshagent.core.probing import Probe, ProbeOrder, Relay
 from meshagent.core.records import (
     Accusation,
@@ -41,64 +49,6 @@ __all__ = ["LAN", "Membership", "MembershipConfig"]
 
 RELAYS_MAX = 256  # PingReqs served at once; beyond it the requester hears nothing and asks others
 TOLD_MAX = 256  # accused peers told in one interval
-
-
-@dataclass(frozen=True, slots=True)
-class MembershipConfig:
-    """The knobs, each with its trade-off. The default is the LAN preset."""
-
-    probe_interval_s: float = 0.5
-    """One probe per turn: shorter finds a silent crash sooner and costs idle CPU."""
-    probe_timeout_s: float = 0.4
-    """Then others are asked to try: shorter asks in vain when a machine is busy."""
-    probe_fail_s: float = 1.0
-    """Then the member is suspected; also how long having heard from it outweighs accusations."""
-    helpers: int = 3
-    """Members asked to probe for us: more find a way round a bad path, at more traffic."""
-    suspicion_s: float = 2.8
-    """How long a suspect may take to answer: shorter is a faster `gone` and more false ones."""
-    agreeing: int = 3
-    """Further accusers that halve the suspicion time."""
-    gossip_interval_s: float = 0.2
-    gossip_fanout: int = 3
-    gossip_multiplier: int = 4
-    """Each update is passed on multiplier x log10(members) times by each member."""
-    sync_interval_s: float = 30.0
-    """Comparing notes with a random member catches what gossip missed."""
-    forget_s: float = 24 * 3600.0
-    """A member that is gone is listed that long."""
-
-
-LAN = MembershipConfig()
-
-_RANK = {PeerState.ALIVE: 0, PeerState.SUSPECT: 1, PeerState.GONE: 2, PeerState.LEFT: 3}
-
-
-@dataclass(slots=True)
-class Member:
-    """What we hold about another agent."""
-
-    signed: Signed
-    record: Record
-    state: PeerState
-    heard_at: float | None = None
-    accusers: dict[AgentId, bytes] | None = None
-    suspected_at: float = 0.0
-    changed_at: float = 0.0
-    met: bool = False
-    """Whether there ever was a link between it and us."""
-
-    def peer(self) -> Peer:
-        """The view of it that leaves the core."""
-        record = self.record
-        return Peer(
-            record.agent, record.name, record.role, self.state, record.presence, record.status,
-            record.capabilities, record.addresses, record.host, self.heard_at, record.version,
-        )  # fmt: skip
-
-    def proofs(self) -> list[bytes]:
-        """The signed words that support the state we see it in."""
-        return [self.signed.data, *(self.accusers or {}).values()]
 
 
 class Membership:
@@ -591,36 +541,20 @@ class Membership:
         """Members at random, of those that a frame would reach."""
         return self._order.sample(count, without, self._reachable)
 
-    def _digest(self) -> tuple[tuple[str, int, int], ...]:
-        mine = (self._me.agent, self._me.incarnation, _RANK[PeerState.ALIVE])
-        return (
-            mine,
-            *(
-                (agent, member.record.incarnation, _RANK[member.state])
-                for agent, member in self._members.items()
-            ),
-        )
+    def _digest(self) -> Digest:
+        return digest_of(self._me, self._members)
 
-    def _compare(
-        self, digest: tuple[tuple[str, int, int], ...], peer: AgentId, now: float
-    ) -> list[Effect]:
+    def _compare(self, digest: Digest, peer: AgentId, now: float) -> list[Effect]:
         """What the peer lacks or sees otherwise, from us; what it thinks of us, refuted."""
-        theirs = {agent: (incarnation, rank) for agent, incarnation, rank in digest}
-        missing: list[bytes] = []
-        incarnation, rank = theirs.get(self._me.agent, (-1, 0))
-        if incarnation == self._me.incarnation and rank > 0:
-            # A larger one counts only when it comes as a record that we signed: see _learn_record.
-            self._refute(incarnation)
-        if incarnation < self._me.incarnation:
-            missing.append(self._my_word.data)
-        for agent, member in self._members.items():
-            known = theirs.get(agent, (-1, 0))
-            if agent == peer:
-                if known[0] < member.record.incarnation:
-                    # It lost its count (a deleted database) and must pass what it once said.
-                    missing.append(member.signed.data)
-            elif known < (member.record.incarnation, _RANK[member.state]):
-                missing += member.proofs()
+        rank = next(
+            (r for a, i, r in digest if (a, i) == (self._me.agent, self._me.incarnation)), 0
+        )
+        if rank > 0:
+            # A larger incarnation counts only as a record that we signed: see _learn_record.
+            self._refute(self._me.incarnation)
+        missing = lacking(digest, peer, self._members)
+        if (self._me.agent, self._me.incarnation) not in {(a, i) for a, i, _ in digest}:
+            missing.insert(0, self._my_word.data)
         return [
             Send(peer, Gossip(tuple(missing[at : at + UPDATES_PER_FRAME_MAX])))
             for at in range(0, len(missing), UPDATES_PER_FRAME_MAX)

@@ -19,6 +19,7 @@ __all__ = [
     "check_agent_id",
     "check_name",
     "is_agent_id",
+    "veil",
 ]
 
 AgentId = NewType("AgentId", str)
@@ -74,6 +75,11 @@ class Peer:
     host: str
     last_heard: float | None
     version: str
+
+
+def veil(agent: AgentId) -> AgentId:
+    """The id as outsiders may see it: a name is often a role, and a role is for members."""
+    return AgentId(f"agent-{agent[-8:]}")
 
 
 def is_agent_id(text: str) -> bool:

@@ -18,7 +18,7 @@ import socket
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from meshagent.core.addressing import Known
 from meshagent.core.identity import MeshSecret
 from meshagent.core.ports import Announcement, Discovery
 from meshagent.core.records import HOST_CHARACTERS_MAX
-from meshagent.core.types import Candidate
+from meshagent.core.types import AgentId, Candidate, veil
 from meshagent.errors import MeshError, StorageError, UsageError
 from meshagent.node.agents import LockedAgent, check_words, take_agent
 from meshagent.node.control import ControlServer
@@ -195,8 +195,33 @@ def _discoveries(
     if "mdns" in sources:
         from meshagent.discovery.mdns import MdnsDiscovery
 
-        found.append(MdnsDiscovery([host] if host else None))
+        found.append(_Veiled(MdnsDiscovery([host] if host else None)))
     return found
+
+
+class _Veiled:
+    """A source that everyone on the network can read: it says which key, not which name."""
+
+    def __init__(self, inner: Discovery) -> None:
+        self.name, self.ignored = inner.name, inner.ignored
+        self._inner = inner
+
+    async def start(self, me: Announcement, found: Callable[[Candidate], None]) -> None:
+        def unveil(candidate: Candidate) -> None:
+            # Who that is, it says itself when it is dialled; our own key means a copy of us.
+            copy = candidate.agent == veil(AgentId(me.agent))
+            found(replace(candidate, agent=me.agent if copy else ""))
+
+        await self._inner.start(replace(me, agent=veil(AgentId(me.agent))), unveil)
+
+    async def update(self, me: Announcement) -> None:
+        await self._inner.update(replace(me, agent=veil(AgentId(me.agent))))
+
+    def health(self) -> str:
+        return self._inner.health()
+
+    async def close(self) -> None:
+        await self._inner.close()
 
 
 class _Unheard:

@@ -30,7 +30,9 @@ class Wire:
         self.dealer = dealer
 
     def send(self, frame: Frame) -> None:
-        self.dealer.send_multipart(encode(frame))
+        """What is sent after the node hung up is lost: libzmq would wait for ever."""
+        with contextlib.suppress(zmq.Again):
+            self.dealer.send_multipart(encode(frame), zmq.NOBLOCK)
 
     def receive(self, timeout_ms: int = ANSWER_MS) -> Frame | None:
         """The next frame; None when nothing comes."""
@@ -77,6 +79,7 @@ class Attacker:
         context = zmq.Context()
         dealer = context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.SNDTIMEO, ANSWER_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL, -1)
         dealer.setsockopt(zmq.ROUTING_ID, b"\x01" + os.urandom(15))
         dealer.curve_serverkey = self.secret.door()[0]

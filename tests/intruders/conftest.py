@@ -99,8 +99,8 @@ class Attacked:
 def two_members(nodes: NodeProcesses, discovery: str) -> tuple[NodeProcess, NodeProcess]:
     project = nodes.init("attacked")
     ways = ("--discovery", discovery)
-    node = nodes.join(project, "secretrole", "--name", "target", *ways)
-    friend = nodes.join(project, "otherrole", "--name", "friend", *ways)
+    node = nodes.join(project, "secretrole", *ways)
+    friend = nodes.join(project, "otherrole", *ways)
     nodes.until(lambda: node.sees(friend) and friend.sees(node), 10, "the members see each other")
     return node, friend
 
