@@ -16,7 +16,7 @@ from typing import Any
 
 from meshagent.core.types import AgentId, Peer
 from meshagent.errors import UsageError
-from meshagent.letters import Letter, Receipt
+from meshagent.node.letters import Letter, Receipt
 from meshagent.node.subscribers import Event
 
 __all__ = ["Event", "Letter", "Node", "Receipt", "join"]

@@ -169,19 +169,21 @@ class MemoryStore:
         dropped: int = await self._write(write)
         return dropped
 
-    async def backup(self, path: Path) -> None:
+    async def backup(self, path: str | Path) -> None:
         """A copy in memory; the file in its place only says so."""
         self._require_open()
+        path = Path(path)
         write_private(path, b"a backup of a store in memory\n")
         self._backups[path] = copy.deepcopy(self._durable)
 
-    async def restore(self, path: Path) -> None:
+    async def restore(self, path: str | Path) -> None:
         """Become what that copy holds, under a new epoch."""
 
         def write(content: _Content) -> None:
-            if path not in self._backups:
+            backup = self._backups.get(Path(path))
+            if backup is None:
                 raise StorageError(f"Can't read {path}: it does not exist.", path=str(path))
-            found = copy.deepcopy(self._backups[path])
+            found = copy.deepcopy(backup)
             found.mail.write([NewEpoch(secrets.token_bytes(EPOCH_BYTES))])
             content.mail, content.peers = found.mail, found.peers
             content.run += 1

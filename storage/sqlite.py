@@ -178,9 +178,9 @@ class SqliteStore:
             lambda database: database.history.retain(now_ms, keep_ms, keep_bytes)
         )
 
-    async def backup(self, path: Path) -> None:
+    async def backup(self, path: str | Path) -> None:
         """A consistent copy, a step at a time between commits; in place only when it is whole."""
-        snapshot = await self._call(lambda database: Snapshot(database, path))
+        snapshot = await self._call(lambda database: Snapshot(database, Path(path)))
         try:
             while not await self._call(lambda _: snapshot.step()):
                 pass
@@ -194,9 +194,9 @@ class SqliteStore:
                 await self._call(lambda _: snapshot.abandon())
             raise
 
-    async def restore(self, path: Path) -> None:
+    async def restore(self, path: str | Path) -> None:
         """Become what that copy holds, under a new epoch; after a failure all is as it was."""
-        await self._call(partial(_restore, path))
+        await self._call(partial(_restore, Path(path)))
 
     async def facts(self) -> Mapping[str, str]:
         """Journal mode, sync level, schema, epoch, damaged rows."""

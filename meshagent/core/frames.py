@@ -321,25 +321,10 @@ class MailAck(Frame):
     exceptions: tuple[tuple[int, str], ...] = ()
 
 
-FRAMES: dict[int, type[Frame]] = {
-    kind.code: kind
-    for kind in (
-        Hello,
-        Welcome,
-        Refuse,
-        Bye,
-        Check,
-        Here,
-        Ping,
-        Ack,
-        PingReq,
-        Nack,
-        Gossip,
-        Sync,
-        Mail,
-        MailAck,
-    )  # fmt: skip
-}
+_KINDS: tuple[type[Frame], ...] = (
+    Hello, Welcome, Refuse, Bye, Check, Here, Ping, Ack, PingReq, Nack, Gossip, Sync, Mail, MailAck,
+)  # fmt: skip
+FRAMES: dict[int, type[Frame]] = {kind.code: kind for kind in _KINDS}
 
 for _kind in FRAMES.values():
     assert len(fields(_kind)) == len(_kind.checks), _kind  # type: ignore[arg-type]

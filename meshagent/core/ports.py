@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from meshagent.core.types import Candidate, LinkId
@@ -316,10 +315,10 @@ class Store(Protocol):
     async def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:
         """Drop history that has ended and is old or too much; how many. Never what is pending."""
 
-    async def backup(self, path: Path) -> None:
+    async def backup(self, path: str) -> None:
         """A consistent copy, while everything goes on."""
 
-    async def restore(self, path: Path) -> None:
+    async def restore(self, path: str) -> None:
         """Become what that copy holds, under a new epoch; the store is open before and after."""
 
     async def facts(self) -> Mapping[str, str]:

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -54,7 +53,7 @@ from meshagent.core.records import STATUS_CHARACTERS_MAX, Record
 from meshagent.core.spooling import Drop
 from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
 from meshagent.errors import CloneRunning, LimitReached, MeshError, RemoteProtocolError, UsageError
-from meshagent.letters import Receipt
+from meshagent.node.letters import Receipt
 from meshagent.node.local_post import LocalPost
 from meshagent.node.subscribers import Event, Subscribers
 from meshagent.node.views import peer_view
@@ -383,11 +382,11 @@ class Driver:
     def _wall_ms(self, now: float) -> int:
         return int((now + self.clock_offset) * 1000)
 
-    async def backup(self, path: Path) -> None:
+    async def backup(self, path: str) -> None:
         """A copy of everything this agent keeps, while it runs."""
         await self._store.backup(path)
 
-    async def restore(self, path: Path) -> None:
+    async def restore(self, path: str) -> None:
         """Go on from a copy: messages that came or went since then are forgotten here."""
         self.mesh.deliver_with(None, self._loop.time())
         while self._committing is not None:

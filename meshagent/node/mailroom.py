@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from meshagent.core.addressing import Known, resolve
@@ -22,8 +21,8 @@ from meshagent.core.messages import (
 from meshagent.core.ports import InEntry, InState, LogEntry, OutEntry, Store
 from meshagent.core.types import AgentId, is_agent_id
 from meshagent.errors import NoSuchPeer, RemoteProtocolError, UsageError
-from meshagent.letters import Receipt
 from meshagent.node.driver import Driver
+from meshagent.node.letters import Receipt
 from meshagent.node.views import iso
 
 __all__ = ["Mailroom"]
@@ -174,12 +173,12 @@ class Mailroom:
 
     async def backup(self, path: str) -> dict[str, Any]:
         """A copy of this agent's messages, while the node runs."""
-        await self._driver.backup(Path(path))
+        await self._driver.backup(path)
         return {"agent": self._driver.agent, "file": path}
 
     async def restore(self, path: str) -> dict[str, Any]:
         """Go on from a copy, under a new epoch."""
-        await self._driver.restore(Path(path))
+        await self._driver.restore(path)
         return {"agent": self._driver.agent, "file": path}
 
     # -- finding ------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from meshagent.node.control import ControlServer
 from meshagent.node.driver import Driver, Profile
 from meshagent.node.local_post import FolderPost
 from meshagent.node.mailroom import Mailroom
+from meshagent.node.snapshots import keep_snapshots
 from meshagent.session import runtime_folder
 from meshagent.storage.agents import list_agents
 from meshagent.storage.files import mapped_errors
@@ -116,6 +117,7 @@ async def open_node(mesh: MeshFolder, options: JoinOptions) -> AsyncIterator[Run
             await control.start()
             try:
                 await driver.start(host, ports or (_own_port(agent), 0))
+                driver.spawn(keep_snapshots(driver, agent.folder.path / "backups"))
                 joined = True
                 warnings = [*mesh.warnings, *agent.folder.warnings]
                 yield RunningNode(driver, mailroom, agent, mesh, warnings, log, control)
