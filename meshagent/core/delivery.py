@@ -114,6 +114,10 @@ class ReceiveStream:
         body = mail.items[at] if 0 <= at < len(mail.items) else None
         return body is not None and self.last not in (NO_HASH, body_hash(body))
 
+    def precedes_memory(self, mail: Mail) -> bool:
+        """Whether `mail` is from before what we were told to pass over: late, or of another day."""
+        return self.last == NO_HASH and self.named > 0 and mail.floor <= self.seq
+
 
 def _last_that_came(upto: int, exceptions: Mapping[int, str]) -> int:
     """The highest number that was not withdrawn: an answer carries the hash of that message."""
@@ -478,8 +482,8 @@ class Delivery:
             known.inward[mail.epoch] = ReceiveStream()
         stream = known.inward[mail.epoch] = known.inward.pop(mail.epoch)  # the latest comes last
         stream.doubted = stream.doubted or stream.contradicts(mail)
-        if stream.doubted:
-            return self._answer(peer, mail.epoch)  # it names what we have: the sender starts over
+        if stream.doubted or stream.precedes_memory(mail):
+            return self._answer(peer, mail.epoch, _GAP)  # it names what we have: let it decide
         effects: list[Effect] = []
         if mail.floor > stream.seq + 1:
             # Settled with an earlier database of ours: it will never come again.

@@ -88,7 +88,8 @@ class Mesh:
 
     def refused(self) -> Counter[str]:
         """How many were refused, by reason."""
-        return self.links.refused + self.membership.refused
+        mail: Counter[str] = self.delivery.refused if self.delivery is not None else Counter()
+        return self.links.refused + self.membership.refused + mail
 
     def describe(
         self,

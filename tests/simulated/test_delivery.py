@@ -69,11 +69,14 @@ class Accounts:
         """In an inbox on a disk that is no more."""
         self.lost_here: set[str] = set()
         """In an outbox on a disk that is no more."""
+        self.astray: set[str] = set()
+        """Withdrawn in a day that never was: it may come after what was sent later."""
 
     def disk_replaced(self, node: PostNode, disk: Disk) -> None:
         """Whatever was on the old disk only is gone, and nobody can be blamed for that."""
         self.lost_there |= {row.id for row in node.disk.inbox} - {row.id for row in disk.inbox}
         self.lost_here |= set(node.disk.states()) - set(disk.states())
+        self.astray |= {each for each, state in node.disk.states().items() if state in WITHDRAWN}
         node.disk = disk
         node.states.clear()
         self.taken_back.clear()
@@ -112,7 +115,7 @@ class Accounts:
         unkept = set(accepted) - states.keys()
         assert not unkept, f"{node.name} accepted, and does not have: {unkept}"
         # A file in the spool may be older than the epoch in which its message was withdrawn.
-        astray = {i for i in node.disk.renumbered if states.get(i) in WITHDRAWN}
+        astray = self.astray | {i for i in node.disk.renumbered if states.get(i) in WITHDRAWN}
         order = [place[each] for each in accepted if each in place and each not in astray]
         assert order == sorted(order), f"{peer} has messages of {node.name} out of order"
         for out in node.disk.outbox.get(peer, ()):
