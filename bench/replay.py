@@ -39,8 +39,9 @@ def measure(messages: int) -> dict[str, Any]:
 async def _measure(nodes: NodeProcesses, project: Path, messages: int) -> dict[str, Any]:
     import meshagent
 
-    options = {"dir": project, "listen": "127.0.0.1", "discovery": "file"}
-    async with meshagent.join(role="sender", **options) as sender:
+    async with meshagent.join(
+        role="sender", dir=project, listen="127.0.0.1", discovery="file"
+    ) as sender:
         recipient = await asyncio.to_thread(nodes.join, project, "recipient", "--discovery", "file")
         live_s, _ = await _send(sender, recipient.agent, messages // 5)
         live_s += await _drained(sender)
