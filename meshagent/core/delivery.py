@@ -94,7 +94,7 @@ class ReceiveStream:
     last: bytes = NO_HASH
     exceptions: dict[int, str] = field(default_factory=dict)
     doubted: bool = False
-    """Its numbers mean other messages than before: nothing more is taken under them."""
+    """Mail under these numbers meant other messages: what is not proven is not taken."""
 
     @property
     def named(self) -> int:
@@ -182,12 +182,18 @@ class Delivery:
     @property
     def pending(self) -> int:
         """How many messages of ours have not ended."""
-        return sum(each.out.waiting for each in self._peers.values())
+        waiting = sum(each.out.waiting for each in self._peers.values())
+        return max(0, waiting - len(self._withdrawn))
 
     @property
     def on_wire(self) -> int:
         """How many of them were sent and have no answer yet."""
         return sum(each.out.sent + 1 - each.out.floor for each in self._peers.values())
+
+    def is_on_wire(self, peer: AgentId, seq: int) -> bool:
+        """Whether this message was sent on the present link and has no answer yet."""
+        known = self._peers.get(peer)
+        return known is not None and known.out.floor <= seq <= known.out.sent
 
     def numbers(self, peer: AgentId) -> tuple[bytes, int]:
         """Our epoch, and the first number for `peer` that is not settled."""
@@ -276,7 +282,7 @@ class Delivery:
         """Mail, or an answer to ours."""
         match frame:
             case Mail():
-                return self.take(frame, peer, now_ms)
+                return self._take(frame, peer, now_ms, proven=True)
             case MailAck():
                 return self._answered(frame, peer, now, now_ms)
         return []
@@ -344,6 +350,8 @@ class Delivery:
         elif stream.busy_until <= now and not self._peers[peer].unproven:
             while (frame := stream.next_frame()) is not None:
                 effects.append(Send(peer, frame))
+            sent, stream.first_sent = stream.first_sent, []
+            effects += [ReceiptChanged(peer, ident, MessageState.SENT, "") for ident in sent]
             if stream.on_wire and stream.answer_due is None:
                 pause = max(self._config.answer_s, self._pause(stream, self._config.answer_s))
                 stream.answer_due = now + pause
@@ -429,6 +437,7 @@ class Delivery:
             state = MessageState.DELIVERED if why is None else MessageState.REFUSED
             if why == "":
                 state = item.state
+            self._withdrawn.pop(item.id, None)
             effects.append(Persist(OutState(peer, item.seq, item.id, state, why or "", now_ms)))
             effects.append(ReceiptChanged(peer, item.id, state, why or ""))
         if effects:
@@ -472,7 +481,11 @@ class Delivery:
     # -- receiving ----------------------------------------------------------------------------
 
     def take(self, mail: Mail, peer: AgentId, now_ms: int) -> list[Effect]:
-        """Mail from a peer, over a link or from the spool: what is news is kept, then answered."""
+        """Mail from the spool: nobody has compared its numbers with ours yet."""
+        return self._take(mail, peer, now_ms, proven=False)
+
+    def _take(self, mail: Mail, peer: AgentId, now_ms: int, proven: bool) -> list[Effect]:
+        """What is news is kept, then answered. On a link the sender has proven its numbers."""
         if mail.first + len(mail.items) > WHOLE_MAX:
             raise RemoteProtocolError("A message's number is beyond the limit.")
         known = self._peer(peer)
@@ -481,7 +494,7 @@ class Delivery:
                 del known.inward[next(iter(known.inward))]
             known.inward[mail.epoch] = ReceiveStream()
         stream = known.inward[mail.epoch] = known.inward.pop(mail.epoch)  # the latest comes last
-        stream.doubted = stream.doubted or stream.contradicts(mail)
+        stream.doubted = stream.contradicts(mail) or (stream.doubted and not proven)
         if stream.doubted or stream.precedes_memory(mail):
             return self._answer(peer, mail.epoch, _GAP)  # it names what we have: let it decide
         effects: list[Effect] = []

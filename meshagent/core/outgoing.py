@@ -70,6 +70,8 @@ class SendStream:
     answer_due: float | None = None
     failures: int = 0
     rewound_at: float = float("-inf")
+    first_sent: list[str] = field(default_factory=list)
+    """Ids that went on the wire for the first time and were not reported yet."""
 
     def __post_init__(self) -> None:
         self.sent = self.floor - 1
@@ -133,6 +135,10 @@ class SendStream:
         if not chosen:
             return None
         self.sent = chosen[-1].seq
+        for item in chosen:
+            if item.state is MessageState.QUEUED:
+                item.state = MessageState.SENT
+                self.first_sent.append(item.id)
         return Mail(self.epoch, self.floor, chosen[0].seq, tuple(each.body for each in chosen))
 
     def settle(self, upto: int) -> list[Item]:

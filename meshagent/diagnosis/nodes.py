@@ -186,7 +186,7 @@ _REFUSALS: dict[str, tuple[Callable[[str, str, str], Finding], str, str]] = {
     ),
     "numbers from another day": (
         note,
-        "A peer of {agent} had messages that it never sent, {times}: its database is an older copy.",
+        "A peer of {agent} has what it never sent, {times}: its database is an older copy.",
         "It numbered what waits anew, and nothing is lost; 'meshagent restore' does this at once.",
     ),
     "not me": (note, _MOVED, _RESOLVES),

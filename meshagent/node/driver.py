@@ -571,7 +571,8 @@ class Driver:
                         waiter.set_result(None)
         for peer, upto in flush.items():
             if self._mesh is not None:
-                self._apply(self._mesh.flush(peer, upto, self._loop.time()))
+                # In line: frames that wait behind a commit were decided upon before these.
+                self._turn(self._mesh.flush(peer, upto, self._loop.time()))
         self._report(effects)
 
     def _report(self, effects: list[Effect]) -> None:

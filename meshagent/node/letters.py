@@ -27,6 +27,7 @@ class Receipt:
         self.to = to
         self.state = MessageState.QUEUED
         self.reason = ""
+        self._history = [self.state]
         self._changed: asyncio.Event | None = None
 
     def __repr__(self) -> str:
@@ -62,19 +63,21 @@ class Receipt:
             await self._change()
 
     async def watch(self) -> AsyncIterator[MessageState]:
-        """Its state now, then every change, until it has ended."""
+        """Every state it has been in and comes to, in order, until it has ended."""
+        shown = 0
         while True:
-            seen = self.state
-            yield seen
-            if seen in _FAILED or seen is MessageState.DONE:
+            while shown < len(self._history):
+                yield self._history[shown]
+                shown += 1
+            if self.state in _FAILED or self.state is MessageState.DONE:
                 return
-            while self.state is seen:
-                await self._change()
+            await self._change()
 
     def advance(self, state: MessageState, reason: str) -> None:
         """The node has news."""
         if PROGRESS[state] > PROGRESS[self.state]:
             self.state, self.reason = state, reason
+            self._history.append(state)
             if self._changed is not None:
                 self._changed.set()
                 self._changed = None

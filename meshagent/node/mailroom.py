@@ -90,6 +90,10 @@ class Mailroom:
         rows = await self._store.outbox(limit, ended=ended)
         return [view for row in rows if (view := self._out_view(row)) is not None]
 
+    async def waits(self) -> bool:
+        """Whether anything has not ended yet."""
+        return bool(await self._store.outbox(1))
+
     async def cancel(self, ident: str) -> dict[str, Any]:
         """Take back a message that has not left yet."""
         entry = await self._one_out(ident)
@@ -202,7 +206,12 @@ class Mailroom:
         view = _message_view(entry.body, self._driver.agent, entry.peer)
         if view["kind"] == RECEIPT_KIND:
             return None
-        return view | {"received_at": None, "state": entry.state, "reason": entry.reason}
+        state = entry.state
+        delivery = self._driver.mesh.delivery
+        on_wire = delivery is not None and delivery.is_on_wire(AgentId(entry.peer), entry.seq)
+        if state == MessageState.QUEUED and on_wire:
+            state = MessageState.SENT.value
+        return view | {"received_at": None, "state": state, "reason": entry.reason}
 
     def _log_view(self, entry: LogEntry) -> dict[str, Any]:
         ends = (entry.peer, self._driver.agent)

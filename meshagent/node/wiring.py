@@ -80,7 +80,7 @@ class RunningNode:
         self.driver.spawn(self._watch_idle(after_s))
 
     async def _watch_idle(self, after_s: float) -> None:
-        while self.control.idle_s() < after_s or self.driver.pending():  # noqa: ASYNC110
+        while self.control.idle_s() < after_s or await self.mailroom.waits():  # noqa: ASYNC110
             await asyncio.sleep(min(IDLE_CHECK_S, after_s))
         self.driver.end()
 

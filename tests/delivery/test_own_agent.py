@@ -62,7 +62,6 @@ def test_an_idle_node_ends_only_when_its_outbox_is_empty(post: Post) -> None:
     assert texts(post.inbox(backend)) == ["not yet delivered"]
 
 
-@pytest.mark.xfail(reason="core counts withdrawn messages as pending", strict=True)
 @pytest.mark.parametrize("end", ["cancelled", "expired"])
 def test_what_was_taken_back_keeps_no_node_alive(post: Post, end: str) -> None:
     own = post.start("user", "--until-idle", "0.5")

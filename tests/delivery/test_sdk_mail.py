@@ -74,7 +74,7 @@ def test_a_receipt_is_watched_from_queued_to_done() -> None:
     async def body() -> None:
         async with two() as (tester, backend):
             receipt = await tester.send("backend", "login returns 500", data={"status": 500})
-            assert receipt.state == "queued"
+            assert receipt.state in ("queued", "sent")  # the peer is here: it may have left
             watched = asyncio.create_task(collect(receipt))
             assert await receipt.delivered(timeout=5) is receipt
             (letter,) = await first(backend, 1)
@@ -96,7 +96,6 @@ def test_a_receipt_is_watched_from_queued_to_done() -> None:
     run(body())
 
 
-@pytest.mark.xfail(reason="core emits no ReceiptChanged(SENT) yet", strict=True)
 def test_a_receipt_passes_through_sent() -> None:
     async def body() -> None:
         async with two() as (tester, _):
