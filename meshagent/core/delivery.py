@@ -94,7 +94,7 @@ class ReceiveStream:
     last: bytes = NO_HASH
     exceptions: dict[int, str] = field(default_factory=dict)
     doubted: bool = False
-    """Mail under these numbers meant other messages: what is not proven is not taken."""
+    """Its numbers mean other messages than before: nothing more is taken under them."""
 
     @property
     def named(self) -> int:
@@ -113,10 +113,6 @@ class ReceiveStream:
         at = self.named - mail.first
         body = mail.items[at] if 0 <= at < len(mail.items) else None
         return body is not None and self.last not in (NO_HASH, body_hash(body))
-
-    def precedes_memory(self, mail: Mail) -> bool:
-        """Whether `mail` is from before what we were told to pass over: late, or of another day."""
-        return self.last == NO_HASH and self.named > 0 and mail.floor <= self.seq
 
 
 def _last_that_came(upto: int, exceptions: Mapping[int, str]) -> int:
@@ -182,13 +178,17 @@ class Delivery:
     @property
     def pending(self) -> int:
         """How many messages of ours have not ended."""
-        waiting = sum(each.out.waiting for each in self._peers.values())
-        return max(0, waiting - len(self._withdrawn))
+        return sum(each.out.waiting for each in self._peers.values())
 
     @property
     def on_wire(self) -> int:
         """How many of them were sent and have no answer yet."""
         return sum(each.out.sent + 1 - each.out.floor for each in self._peers.values())
+
+    @property
+    def withdrawn(self) -> int:
+        """How many of them only wait to tell that they were taken back."""
+        return len(self._withdrawn)
 
     def is_on_wire(self, peer: AgentId, seq: int) -> bool:
         """Whether this message was sent on the present link and has no answer yet."""
@@ -282,7 +282,7 @@ class Delivery:
         """Mail, or an answer to ours."""
         match frame:
             case Mail():
-                return self._take(frame, peer, now_ms, proven=True)
+                return self.take(frame, peer, now_ms)
             case MailAck():
                 return self._answered(frame, peer, now, now_ms)
         return []
@@ -481,11 +481,7 @@ class Delivery:
     # -- receiving ----------------------------------------------------------------------------
 
     def take(self, mail: Mail, peer: AgentId, now_ms: int) -> list[Effect]:
-        """Mail from the spool: nobody has compared its numbers with ours yet."""
-        return self._take(mail, peer, now_ms, proven=False)
-
-    def _take(self, mail: Mail, peer: AgentId, now_ms: int, proven: bool) -> list[Effect]:
-        """What is news is kept, then answered. On a link the sender has proven its numbers."""
+        """Mail from a peer, over a link or from the spool: what is news is kept, then answered."""
         if mail.first + len(mail.items) > WHOLE_MAX:
             raise RemoteProtocolError("A message's number is beyond the limit.")
         known = self._peer(peer)
@@ -494,9 +490,9 @@ class Delivery:
                 del known.inward[next(iter(known.inward))]
             known.inward[mail.epoch] = ReceiveStream()
         stream = known.inward[mail.epoch] = known.inward.pop(mail.epoch)  # the latest comes last
-        stream.doubted = stream.contradicts(mail) or (stream.doubted and not proven)
-        if stream.doubted or stream.precedes_memory(mail):
-            return self._answer(peer, mail.epoch, _GAP)  # it names what we have: let it decide
+        stream.doubted = stream.doubted or stream.contradicts(mail)
+        if stream.doubted:
+            return self._answer(peer, mail.epoch)  # it names what we have: the sender starts over
         effects: list[Effect] = []
         if mail.floor > stream.seq + 1:
             # Settled with an earlier database of ours: it will never come again.

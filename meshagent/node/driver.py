@@ -368,8 +368,11 @@ class Driver:
     def outbox_counts(self) -> dict[str, int]:
         """How many messages wait here, and how many are on the wire without an answer."""
         delivery = self._mesh.delivery if self._mesh is not None else None
-        on_wire = delivery.on_wire if delivery is not None else 0
-        return {"queued": self.pending() - on_wire, "sent": on_wire}
+        if delivery is None:
+            return {"queued": 0, "sent": 0}
+        waiting = max(0, delivery.pending - delivery.withdrawn)
+        sent = min(waiting, delivery.on_wire)
+        return {"queued": waiting - sent, "sent": sent}
 
     def unread(self) -> int:
         """How many messages in the inbox nobody has dealt with."""

@@ -24,7 +24,7 @@ from meshagent.session import Session, running_agents
 
 __all__ = ["Account", "Ordeal"]
 
-PAUSE_S = (0.0, 1.2)  # a node is killed so long after it was started: some while they start
+PAUSE_S = (0.0, 0.8)  # a node is killed so long after it was started: some while they start
 RETRY_S = 0.02
 
 

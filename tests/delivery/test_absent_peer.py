@@ -154,6 +154,22 @@ def test_spool_and_wire_together_deliver_once(post: Post) -> None:
         back.end()
 
 
+def test_what_is_sent_just_while_a_peer_comes_back_is_not_late(post: Post) -> None:
+    """Commits, answers and new messages cross each other then; frames must keep their order."""
+    sender = post.start("tester")
+    wanted: list[str] = []
+    for turn in range(5):
+        back = post.start("backend")
+        if turn == 0:
+            sender.wait_for_peer(back.agent, "alive")
+        words = [f"turn {turn} word {number}" for number in range(5)]
+        post.send(sender.agent, back.agent, *words)
+        sent = time.monotonic()
+        wanted += words
+        assert post.wait_for_texts(back.agent, wanted) - sent < ARRIVAL_S_MAX
+        post.leave(back)
+
+
 def _meet(sender: Node, peer: Node) -> None:
     """Long enough to remember each other's address."""
     sender.wait_for_peer(peer.agent, "alive")

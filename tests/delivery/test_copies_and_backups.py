@@ -117,14 +117,16 @@ def test_new_mail_of_a_sender_whose_database_is_old_is_not_taken_for_old(
 def test_a_recipient_whose_database_is_old_gets_all_that_is_new(post: Post, fate: str) -> None:
     sender, peer = _pair(post)
     agent, reader = sender.agent, peer.agent
-    post.send(agent, reader, *words("yesterday"))
+    last = post.send(agent, reader, *words("yesterday"))[-1]
     post.wait_for_texts(reader, words("yesterday"))
+    post.wait_for_state(agent, last, "delivered")
     post.leave(peer)
     disk = Disk(post, reader)
     disk.keep()
     peer = post.start("backend")
-    post.send(agent, reader, *words("today"))
+    last = post.send(agent, reader, *words("today"))[-1]
     post.wait_for_texts(reader, [*words("yesterday"), *words("today")])
+    post.wait_for_state(agent, last, "delivered")  # else it would rightly come again
     post.leave(peer)
     post.send(agent, reader, *words("while it was away"))
     disk.put_back() if fate == "put back" else disk.delete()

@@ -65,7 +65,7 @@ def test_fifty_commands_and_a_follower_all_succeed_and_the_log_stays_small(post:
 
 def test_a_follower_sees_a_whole_backlog_drain(post: Post) -> None:
     """More at once than a subscriber's queue holds: it reads on from its place."""
-    count = 1500
+    count = 1200
     sender, backend = post.start("tester"), post.start("backend")
     agent = backend.agent
     sender.wait_for_peer(agent, "alive")
