@@ -136,12 +136,13 @@ class FolderPost(LocalPost):
                 await self._drop(peer, start.epoch, stream.floor)
 
     async def _drop(self, peer: AgentId, epoch: bytes, floor: int) -> None:
-        """All that is not in a file yet."""
-        known, upto = self._dropped.get(peer, (b"", 0))
-        if known != epoch:
-            ranges = await self._in_thread(self._spool.dropped, peer, epoch)
-            upto = max((last for _, last in ranges), default=0)
-        first = max(floor, upto + 1)
+        """All that is not in a file of this run yet.
+
+        Files of an earlier run don't count: if our database was put back since then, the same
+        numbers mean other messages in them, and the recipient must be able to see that.
+        """
+        known, upto = self._dropped.get(peer, (epoch, 0))
+        first = max(floor, upto + 1 if known == epoch else 0)
         while entries := list(await self._store.pending(peer, first, MAIL_ITEMS_MAX)):
             if await self._stream(peer) != (epoch, floor):
                 self._more.add(peer)  # numbers have changed while we read

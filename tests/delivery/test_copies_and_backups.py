@@ -113,6 +113,33 @@ def test_new_mail_of_a_sender_whose_database_is_old_is_not_taken_for_old(
     )
 
 
+def test_old_files_in_the_spool_hide_no_new_message(post: Post) -> None:
+    """They hold the numbers that a sender with yesterday's database gives again."""
+    sender, peer = _pair(post)
+    agent, reader = sender.agent, peer.agent
+    last = post.send(agent, reader, *words("yesterday"))[-1]
+    post.wait_for_state(agent, last, "delivered")
+    post.leave(sender)
+    disk = Disk(post, agent)
+    disk.keep()
+    post.leave(peer)
+    sender = post.start("tester")
+    post.send(agent, reader, *words("today"))
+    post.leave(sender)
+    spooled = {path: path.read_bytes() for path in post.spool.rglob("*.mail")}
+    assert spooled
+    peer = post.start("backend")
+    post.wait_for_texts(reader, [*words("yesterday"), *words("today")])
+    post.leave(peer)
+    disk.put_back()
+    for path, content in spooled.items():  # as if it had come over the wire, and the file stayed
+        path.write_bytes(content)
+    sender = post.start("tester")
+    post.send(agent, reader, *words("tomorrow", 8))
+    post.start("backend")
+    post.wait_for_texts(reader, [*words("yesterday"), *words("today"), *words("tomorrow", 8)])
+
+
 @pytest.mark.parametrize("fate", ["put back", "deleted"])
 def test_a_recipient_whose_database_is_old_gets_all_that_is_new(post: Post, fate: str) -> None:
     sender, peer = _pair(post)

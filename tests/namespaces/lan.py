@@ -41,6 +41,8 @@ class Host:
 
     def plug_into(self, bridge: str) -> None:
         self.lan.ip("link", "set", "dev", self.name, "master", bridge)
+        if self.lan.multicast_is_blocked:  # a port that is plugged in anew has forgotten it
+            self.lan.block_multicast_to(self.name)
 
     def move_to(self, address: str) -> None:
         """A new address instead of the old one, as a DHCP server might give."""
@@ -56,6 +58,7 @@ class Lan:
         self.prefix = f"ma{os.getpid()}x{next(_numbers)}"
         self.namespace = f"{self.prefix}-switch"
         self.hosts: list[Host] = []
+        self.multicast_is_blocked = False
 
     def open(self) -> None:
         ip("netns", "add", self.namespace)
@@ -83,11 +86,15 @@ class Lan:
 
     def block_multicast(self) -> None:
         """As many a wireless access point does: one machine's multicast reaches no other."""
+        self.multicast_is_blocked = True
+        for bridge in ("left", "right"):
+            # What a bridge has snooped it forwards though it does not flood: IPv6's mDNS, say.
+            self.ip("link", "set", "dev", bridge, "type", "bridge", "mcast_snooping", "0")
         for host in self.hosts:
-            self.ip(
-                "link", "set", "dev", host.name,
-                "type", "bridge_slave", "mcast_flood", "off",
-            )  # fmt: skip
+            self.block_multicast_to(host.name)
+
+    def block_multicast_to(self, port: str) -> None:
+        self.ip("link", "set", "dev", port, "type", "bridge_slave", "mcast_flood", "off")
 
     def close(self) -> None:
         """Processes in a namespace must have ended before."""
