@@ -31,7 +31,8 @@ from meshagent.errors import (
 
 if TYPE_CHECKING:
     from meshagent.core.types import Peer, PeerState, Presence
-    from meshagent.sdk import Event, Node, join
+    from meshagent.sdk import Event, Letter, Node, Receipt, join
+    from meshagent.sync import SyncNode, join_sync
 
 __all__ = [
     "AlreadyRunning",
@@ -42,6 +43,7 @@ __all__ = [
     "DeliveryTimeout",
     "Event",
     "InviteError",
+    "Letter",
     "LimitReached",
     "MeshError",
     "NoSuchPeer",
@@ -52,19 +54,26 @@ __all__ = [
     "PeerState",
     "PortBusy",
     "Presence",
+    "Receipt",
     "StorageError",
+    "SyncNode",
     "UsageError",
     "__version__",
     "join",
+    "join_sync",
 ]
 
 _LAZY = {
     "Event": "meshagent.sdk",
+    "Letter": "meshagent.sdk",
     "Node": "meshagent.sdk",
     "Peer": "meshagent.core.types",
     "PeerState": "meshagent.core.types",
     "Presence": "meshagent.core.types",
+    "Receipt": "meshagent.sdk",
+    "SyncNode": "meshagent.sync",
     "join": "meshagent.sdk",
+    "join_sync": "meshagent.sync",
 }
 
 

@@ -6,17 +6,22 @@ somebody else started.
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from meshagent.core.types import AgentId, Peer
+from meshagent.errors import UsageError
+from meshagent.node.letters import Letter, Receipt
 from meshagent.node.subscribers import Event
 
-__all__ = ["Event", "Node", "join"]
+__all__ = ["Event", "Letter", "Node", "Receipt", "join"]
+
+RETRY_S = 0.1  # before a handler gets a message again that it failed on; doubles each time
 
 
 class Node:
@@ -24,6 +29,7 @@ class Node:
 
     def __init__(self, running: Any) -> None:
         self._driver = running.driver
+        self._mailroom = running.mailroom
         self.agent: AgentId = running.driver.agent
         """This agent's id."""
         self.role: str = running.driver.profile.role
@@ -62,6 +68,80 @@ class Node:
         if text is not None or presence is not None:
             self._driver.describe(presence, text)
         return status_view(self._driver)
+
+    async def send(
+        self,
+        to: str,
+        text: str = "",
+        *,
+        data: Any = None,
+        kind: str = "text",
+        thread: str = "",
+        reply_to: str = "",
+        ttl: float | None = None,
+    ) -> Receipt:
+        """Send to one agent: an id, the beginning of one, a name, or `any:role`.
+
+        When this returns the message is durable here; `await receipt.delivered()` waits for more.
+        """
+        receipts = await self.send_all(
+            to, text, data=data, kind=kind, thread=thread, reply_to=reply_to, ttl=ttl
+        )
+        if len(receipts) != 1:
+            raise UsageError(f"{to!r} means {len(receipts)} agents.", hint="Use send_all.")
+        return receipts[0]
+
+    async def send_all(
+        self,
+        to: str,
+        text: str = "",
+        *,
+        data: Any = None,
+        kind: str = "text",
+        thread: str = "",
+        reply_to: str = "",
+        ttl: float | None = None,
+    ) -> list[Receipt]:
+        """Send to everyone that `to` means: `@role`, `@all`, or any form that `send` takes."""
+        receipts: list[Receipt] = await self._mailroom.send(
+            to, text, data=data, kind=kind, thread=thread, reply_to=reply_to, ttl_s=ttl
+        )
+        return receipts
+
+    async def inbox(self) -> AsyncIterator[Letter]:
+        """Every message that is not done yet, in order, then each as it comes, until the node ends.
+
+        A message is durable: one that is not `done` is handed out again by the next iterator.
+        """
+        after = 0
+        while True:
+            came = self._driver.mail_came
+            for entry in await self._mailroom.entries(after):
+                after = entry.position
+                yield Letter(entry, self._mailroom)
+            if came is self._driver.mail_came and not await self._driver.wait_for_mail(came):
+                return
+
+    async def on_message(
+        self, handler: Callable[[Letter], Awaitable[None]], *, failures_max: int = 5
+    ) -> None:
+        """Call `handler` for each message; done when it returns, handed out again when it raises.
+
+        After `failures_max` failures a message is parked: it stays in the inbox, visibly, and
+        those behind it go on. Runs until the node ends or the task is cancelled.
+        """
+        async for letter in self.inbox():
+            while True:
+                try:
+                    await handler(letter)
+                except Exception:
+                    self._driver.log.exception("the handler failed on %s", letter.id)
+                    if await letter.failed(failures_max):
+                        break
+                    await asyncio.sleep(RETRY_S * 2 ** min(letter.failures, 5))
+                else:
+                    await letter.done()
+                    break
 
     async def wait(self) -> None:
         """Until the node is told to leave (by `meshagent leave`), or has to: then it raises why."""

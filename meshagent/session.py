@@ -14,11 +14,29 @@ from pathlib import Path
 from typing import Any
 
 from meshagent.discovery.registry import RegistryEntry, read_registry
-from meshagent.errors import AmbiguousPeer, MeshError, NoSuchPeer, NotRunning, UsageError
+from meshagent.errors import (
+    AmbiguousPeer,
+    LimitReached,
+    MeshError,
+    NoSuchPeer,
+    NotRunning,
+    UsageError,
+)
 from meshagent.storage.folder import MeshFolder, find_mesh, personal_mesh
 
-__all__ = ["Session", "attach", "choose_agent", "open_mesh", "running_agents", "runtime_folder"]
+__all__ = [
+    "Session",
+    "attach",
+    "choose_agent",
+    "open_mesh",
+    "running_agents",
+    "runtime_folder",
+    "session_or_start",
+]
 
+OWN_ROLE = "user"
+OWN_IDLE_S = 300  # the person's own agent ends when nobody needs it for so long
+REQUEST_BYTES_MAX = 8 * 1024 * 1024  # 1 MiB of a message takes up to six times that as JSON
 ANSWER_TIMEOUT_S = 10.0  # a node answers in milliseconds; one that is stopped never does
 
 
@@ -48,19 +66,32 @@ class Session:
 
     def ask(self, verb: str, **arguments: object) -> Any:
         """The node's answer; an error that the node reports is raised here."""
-        request = {"id": 1, "do": verb, **arguments}
+        line = _request_line(verb, arguments)
+        wait_s = arguments.get("wait_s", 0.0)
+        assert isinstance(wait_s, float | int)
+        self._socket.settimeout(ANSWER_TIMEOUT_S + wait_s)
         try:
             with contextlib.suppress(BrokenPipeError):  # it may have said why before it hung up
-                self._socket.sendall(json.dumps(request).encode() + b"\n")
-            line = self._reader.readline()
-            if not line:
+                self._socket.sendall(line)
+            answer_line = self._reader.readline()
+            if not answer_line:
                 raise self._silent("it closed the connection")
-            answer = json.loads(line)
+            answer = json.loads(answer_line)
         except (OSError, ValueError) as error:
             raise self._silent(error) from None
         if "error" in answer:
             raise _raised_there(answer["error"])
         return answer["result"]
+
+    def follow(self, verb: str, **arguments: object) -> Iterator[Any]:
+        """A list as it is now, then every new entry, until the node ends."""
+        yield self.ask(verb, **arguments, follow=True)
+        self._socket.settimeout(None)
+        try:
+            for line in self._reader:
+                yield json.loads(line)["action"]
+        except (OSError, ValueError) as error:
+            raise self._silent(error) from None
 
     def watch(self) -> Iterator[dict[str, Any]]:
         """The snapshot, then every action, until the node ends."""
@@ -77,6 +108,20 @@ class Session:
             f"The node of {self.agent} gave no answer: {why}.",
             hint="See its node.log, or end it and join again.",
         )
+
+
+def _request_line(verb: str, arguments: Mapping[str, object]) -> bytes:
+    request = json.dumps({"id": 1, "do": verb, **arguments}, ensure_ascii=False)
+    try:
+        line = request.encode() + b"\n"
+    except UnicodeEncodeError:
+        raise UsageError("The text is not Unicode and can't be sent.") from None
+    if len(line) > REQUEST_BYTES_MAX:
+        raise LimitReached(
+            f"The text is far too long: {len(line)} bytes.",
+            hint="Send it as an attachment instead.",
+        )
+    return line
 
 
 def open_mesh(
@@ -123,6 +168,50 @@ def attach(
     return Session(choose_agent(running, wanted, any_will_do))
 
 
+def session_or_start(mesh: MeshFolder, wanted: str | None) -> Session:
+    """A session to send from: the agent that is meant, the only one here, or the person's own.
+
+    The person's own agent is started in the background when it does not run; once, however many
+    ask at the same moment.
+    """
+    wanted = wanted or os.environ.get("MESHAGENT_AGENT")
+    running = running_agents(mesh.registry)
+    if wanted or len(running) == 1:
+        return Session(choose_agent(running, wanted, any_will_do=False))
+    own = _own_agent(running)
+    if own is None:
+        own = _start_own(mesh)
+    return Session(own)
+
+
+def _own_agent(running: list[RegistryEntry]) -> RegistryEntry | None:
+    return next((each for each in running if each.extra.get("role") == OWN_ROLE), None)
+
+
+def _start_own(mesh: MeshFolder) -> RegistryEntry:
+    import fcntl
+
+    from meshagent.background import start_in_background
+    from meshagent.storage.files import mapped_errors
+
+    gate = mesh.path / "start.lock"
+    with mapped_errors(gate, "lock"):
+        descriptor = os.open(gate, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        own = _own_agent(running_agents(mesh.registry))
+        if own is None:
+            start_in_background(mesh.path, ["--role", OWN_ROLE, "--until-idle", str(OWN_IDLE_S)])
+            own = _own_agent(running_agents(mesh.registry))
+    finally:
+        os.close(descriptor)
+    if own is None:
+        raise NotRunning(
+            "Your own agent started and ended again.", hint="See: meshagent join --role user"
+        )
+    return own
+
+
 def choose_agent(
     running: list[RegistryEntry], wanted: str | None, any_will_do: bool
 ) -> RegistryEntry:
@@ -143,6 +232,8 @@ def choose_agent(
             "No agent of this mesh is running on this machine.",
             hint="Start one: meshagent join --role tester",
         )
+    if not wanted and (own := _own_agent(matching)) is not None:
+        return own
     if len(matching) > 1 and not any_will_do:
         ids = ", ".join(each.agent for each in matching)
         raise AmbiguousPeer(

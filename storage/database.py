@@ -10,15 +10,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshagent.core.ports import PeerRow
+from meshagent.core.ports import PeerRow, Row
 from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
+from meshagent.storage.backup import Snapshot
+from meshagent.storage.decay import damaged_mail
 from meshagent.storage.files import mapped_errors
+from meshagent.storage.history import History
+from meshagent.storage.mail import MailTables
 from meshagent.storage.mounts import is_network_filesystem, mounted_filesystem
 from meshagent.storage.schema import (
     MIGRATIONS,
@@ -26,10 +29,10 @@ from meshagent.storage.schema import (
     TABLES,
     MetaRow,
     Table,
-    Value,
     checksum,
     encode_row,
 )
+from meshagent.storage.texts import Texts
 
 if TYPE_CHECKING:
     import apsw
@@ -39,6 +42,7 @@ __all__ = ["Database", "database_error"]
 BUSY_TIMEOUT_MS = 5_000  # ours is the only writer; this is patience with somebody's backup tool
 WAL_PAGES_MAX = 1_000  # about 4 MiB between checkpoints: short recovery, few syncs
 WAL_BYTES_MAX = 8 * 1024 * 1024  # what a burst leaves of the log after a checkpoint
+CACHE_KIB_MAX = 16 * 1024  # holds the index over the ids of half a million messages
 QUARANTINE_NAMED_MAX = 20  # as many damaged rows are named in `facts`; all are counted
 SYNCHRONOUS_FULL = 2
 
@@ -79,20 +83,25 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.mail = MailTables(self)
+        self.texts = Texts(self)
+        self.history = History(self)
+        self.snapshots: set[Snapshot] = set()
         self._connection: apsw.Connection | None = None
 
-    def open(self) -> None:
+    def open(self, *, create: bool = True) -> None:
         """Open or create the file, make sure that it syncs, and bring its schema up to date."""
         import apsw
 
         _refuse_network_filesystem(self.path)
         with mapped_errors(self.path, "open"):
             # Made here for its mode, and for a better reason than SQLite gives when it can't be.
-            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+            flags = os.O_RDWR | (os.O_CREAT if create else 0) | getattr(os, "O_CLOEXEC", 0)
             os.close(os.open(self.path, flags, 0o600))
-        with self._mapped("open"):
+        with self.mapped("open"):
             self._connection = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READWRITE)
             self._connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+            self.mail.prepare(self._connection)
             self._refuse_newer_schema()
             self._set_pragmas()
             self._migrate()
@@ -100,34 +109,42 @@ class Database:
 
     def close(self) -> None:
         """Release the file; does nothing when it is not open."""
+        for snapshot in list(self.snapshots):
+            snapshot.abandon()
         connection, self._connection = self._connection, None
         if connection is not None:
-            with self._mapped("close"):
+            with self.mapped("close"):
                 connection.close()
 
-    def write(self, statements: Sequence[tuple[str, tuple[Value, ...]]]) -> None:
-        """Run all of them in one transaction, durable on return."""
-        with self._transaction("write to") as connection:
-            for sql, values in statements:
-                connection.execute(sql, values)
+    def write(self, rows: Sequence[Row | MetaRow]) -> None:
+        """All of them in one transaction, durable on return."""
+        mail: list[Row] = []
+        with self.transaction("write to") as connection:
+            for row in rows:
+                if isinstance(row, PeerRow | MetaRow):
+                    connection.execute(*encode_row(row))
+                else:
+                    mail.append(row)
+            if mail:
+                self.mail.write(connection, mail)
 
     def next_run(self, at_least: int) -> int:
         """A number larger than any before; durable on return."""
-        last = self._meta().get("run", "0")
+        last = self.meta().get("run", "0")
         run = max(int(last) + 1, at_least)
-        self.write([encode_row(MetaRow("run", str(run)))])
+        self.write([MetaRow("run", str(run))])
         return run
 
     def peers(self) -> list[PeerRow]:
         """All remembered peers; the newest row where a damaged index let one in twice."""
-        rows: list[PeerRow] = self._scan(TABLES[PeerRow])
+        rows: list[PeerRow] = self.scan(TABLES[PeerRow])
         return list({row.agent: row for row in rows}.values())
 
     def facts(self) -> dict[str, str]:
         """What `doctor` shows."""
-        meta = self._meta()
-        connection = self._connected()
-        with self._mapped("read"):
+        meta = self.meta()
+        connection = self.connected()
+        with self.mapped("read"):
             facts = {
                 "path": str(self.path),
                 "journal_mode": str(connection.pragma("journal_mode")),
@@ -135,6 +152,7 @@ class Database:
                 "schema": str(self._schema_version()),
                 "sqlite": connection.execute("SELECT sqlite_version()").get,
                 "epoch": meta.get("epoch", ""),
+                "wal": str(_size(self.path.with_name(f"{self.path.name}-wal"))),
                 "quarantined": str(connection.execute("SELECT count(*) FROM quarantine").get),
             }
             damaged = connection.execute(
@@ -147,8 +165,8 @@ class Database:
         return facts
 
     def _set_pragmas(self) -> None:
-        connection = self._connected()
-        with self._mapped("open"):
+        connection = self.connected()
+        with self.mapped("open"):
             for name, value in (
                 ("journal_mode", "WAL"),
                 ("synchronous", "FULL"),
@@ -156,6 +174,7 @@ class Database:
                 ("checkpoint_fullfsync", 1),
                 ("wal_autocheckpoint", WAL_PAGES_MAX),
                 ("journal_size_limit", WAL_BYTES_MAX),
+                ("cache_size", -CACHE_KIB_MAX),
                 ("trusted_schema", 0),
                 ("cell_size_check", 1),
             ):
@@ -173,12 +192,27 @@ class Database:
             )
 
     def _schema_version(self) -> int:
-        connection = self._connected()
-        with self._mapped("read"):
+        connection = self.connected()
+        with self.mapped("read"):
             if not connection.table_exists(None, "migrations"):
                 return 0
             version = connection.execute("SELECT coalesce(max(version), 0) FROM migrations").get
             return int(version)
+
+    def _check_versions(self) -> None:
+        """Migrating by a damaged record would make the damage worse."""
+        connection = self.connected()
+        recorded = []
+        if connection.table_exists(None, "migrations"):
+            found = connection.execute("SELECT version FROM migrations ORDER BY version")
+            recorded = [version for (version,) in found]
+        whole = recorded == list(range(1, len(recorded) + 1))
+        if not whole or (not recorded and connection.table_exists(None, "meta")):
+            raise CorruptFile(
+                f"Can't open {self.path}: its record of versions is damaged.",
+                hint=_MOVE_AWAY,
+                path=str(self.path),
+            )
 
     def _refuse_newer_schema(self) -> None:
         version = self._schema_version()
@@ -192,15 +226,16 @@ class Database:
             )
 
     def _migrate(self) -> None:
+        self._check_versions()
         if self._schema_version() == SCHEMA_VERSION:
             return
-        with self._transaction("migrate") as connection:
+        with self.transaction("migrate") as connection:
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS migrations(version INTEGER PRIMARY KEY, "
                 "name TEXT NOT NULL, applied_at TEXT NOT NULL)"
             )
         for migration in MIGRATIONS[self._schema_version() :]:
-            with self._transaction("migrate") as connection:
+            with self.transaction("migrate") as connection:
                 for statement in migration.statements:
                     connection.execute(statement)
                 connection.execute(
@@ -209,46 +244,85 @@ class Database:
                 )
 
     def _ensure_epoch(self) -> None:
-        if "epoch" not in self._meta():
-            self.write([encode_row(MetaRow("epoch", secrets.token_hex(8)))])
+        if "epoch" not in self.meta():
+            # It was lost: what the numbers in the outbox mean is known to nobody any more.
+            with self.transaction("migrate") as connection:
+                self.mail.start_over(connection)
 
-    def _meta(self) -> dict[str, str]:
-        rows: list[MetaRow] = self._scan(TABLES[MetaRow])
+    def epoch(self) -> bytes:
+        """Which database this is, to those whom it sends to."""
+        return bytes.fromhex(self.meta()["epoch"])
+
+    def meta(self) -> dict[str, str]:
+        """What the database knows about itself."""
+        rows: list[MetaRow] = self.scan(TABLES[MetaRow])
         return {row.key: row.value for row in rows}
 
-    def _scan(self, table: Table) -> list[Any]:
-        """The sound rows of a table; the others go to quarantine."""
+    def scan(
+        self, table: Table, repair: Callable[[apsw.Connection], None] | None = None
+    ) -> list[Any]:
+        """The sound rows of a table; the others go to quarantine, and `repair` makes up for them.
+
+        A repair that changes the table is read again.
+        """
         sound: list[Any] = []
-        damaged: list[tuple[int, str, list[bytes]]] = []
-        connection = self._connected()
-        with self._mapped("read"):
-            for rowid, found, *columns in connection.execute(table.scan):
+        damaged: list[tuple[int, list[bytes]]] = []
+        with self.mapped("read"):
+            for rowid, found, *columns in self.connected().execute(table.scan):
                 cells = [cell or b"" for cell in columns]
                 if found == checksum(table.name, cells):
                     sound.append(table.decode(cells))
                 else:
-                    damaged.append((rowid, "its checksum does not fit", cells))
-        if damaged:
-            self._quarantine(table, damaged)
-        return sound
-
-    def _quarantine(self, table: Table, damaged: Sequence[tuple[int, str, list[bytes]]]) -> None:
-        """Move rows out of the way, content and all, for a person to look at."""
-        with self._transaction("repair") as connection:
+                    damaged.append((rowid, cells))
+        if not damaged:
+            return sound
+        with self.transaction("repair") as connection:
             # The flipped bit may be in the key, which the index then does not know.
             connection.execute(f"REINDEX {table.name}")
-            for rowid, reason, cells in damaged:
-                connection.execute(
-                    "INSERT INTO quarantine(origin, row_key, reason, content, found_at) "
-                    "VALUES(?, ?, ?, ?, ?)",
-                    (table.name, _printable(cells[0]), reason, repr(cells).encode(), _now()),
-                )
+            for rowid, cells in damaged:
+                self.note_damage(connection, table.name, cells[0], cells)
                 connection.execute(table.remove, (rowid,))
+            if repair is not None:
+                repair(connection)
+        return self.scan(table) if repair is not None else sound
+
+    def value(self, sql: str, values: tuple[Any, ...] = ()) -> Any:
+        """The one value that a query gives."""
+        with self.mapped("read"):
+            return self.connected().execute(sql, values).get
+
+    def note_damage(
+        self, connection: apsw.Connection, table: str, key: bytes, cells: Sequence[Any]
+    ) -> None:
+        """Keep a damaged row, content and all, for a person to look at."""
+        connection.execute(
+            "INSERT INTO quarantine(origin, row_key, reason, content, found_at) "
+            "VALUES(?, ?, ?, ?, ?)",
+            (table, _printable(key), "its checksum does not fit", repr(cells).encode(), _now()),
+        )
+
+    def integrity(self) -> list[str]:
+        """What is wrong with the file as such; nothing is changed."""
+        with self.mapped("check"):
+            found = self.connected().execute("PRAGMA integrity_check(5)").fetchall()
+        return [str(problem) for (problem,) in found if problem != "ok"]
+
+    def damaged(self) -> list[str]:
+        """Every row that does not fit its checksum, by name; nothing is changed."""
+        found = []
+        with self.mapped("read"):
+            for table in TABLES.values():
+                for _, seal, *columns in self.connected().execute(table.scan):
+                    cells = [cell or b"" for cell in columns]
+                    if seal != checksum(table.name, cells):
+                        found.append(f"{table.name} {_printable(cells[0])}")
+        return found + damaged_mail(self)
 
     @contextlib.contextmanager
-    def _transaction(self, doing: str) -> Iterator[apsw.Connection]:
-        connection = self._connected()
-        with self._mapped(doing):
+    def transaction(self, doing: str) -> Iterator[apsw.Connection]:
+        """All that the block does, or nothing; durable when it is left."""
+        connection = self.connected()
+        with self.mapped(doing):
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -260,17 +334,21 @@ class Database:
                 raise
 
     @contextlib.contextmanager
-    def _mapped(self, doing: str) -> Iterator[None]:
+    def mapped(self, doing: str, path: Path | None = None) -> Iterator[None]:
+        """Turn apsw's errors into ours, about this file or another."""
         import apsw
 
         try:
             yield
         except apsw.Error as error:
             number = self._connection.system_errno if self._connection is not None else 0
-            raise database_error(error, self.path, doing, number) from error
+            raise database_error(error, path or self.path, doing, number) from error
 
-    def _connected(self) -> apsw.Connection:
-        assert self._connection is not None, "the database is not open"
+    def connected(self) -> apsw.Connection:
+        """The open connection."""
+        if self._connection is None:
+            # A restore that failed half-way may leave it so.
+            raise StorageError(f"The store {self.path} is not open.", path=str(self.path))
         return self._connection
 
 
@@ -290,6 +368,13 @@ def _sync_name(level: object) -> str:
     return {0: "off", 1: "normal", SYNCHRONOUS_FULL: "full", 3: "extra"}.get(
         level if isinstance(level, int) else -1, str(level)
     )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _printable(cell: bytes) -> str:

@@ -24,8 +24,11 @@ __all__ = [
     "mapped_errors",
     "place_folder",
     "read_bounded",
+    "remove_quietly",
     "storage_error",
+    "sync_file",
     "sync_folder",
+    "temporary_beside",
     "write_new",
     "write_private",
 ]
@@ -71,13 +74,13 @@ def mapped_errors(path: Path, doing: str) -> Iterator[None]:
 
 def write_private(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Replace `path` by `data`, atomically and durably; the folder must exist."""
-    temporary = _temporary_beside(path)
+    temporary = temporary_beside(path)
     with mapped_errors(path, "write"):
         try:
             write_new(temporary, data, mode)
             os.replace(temporary, path)
         except BaseException:
-            _remove_quietly(temporary)
+            remove_quietly(temporary)
             raise
         sync_folder(path.parent)
 
@@ -100,7 +103,7 @@ def link_new(path: Path, data: bytes, mode: int = 0o600) -> bool:
 
     Unlike `write_new`, nobody ever sees the file half-written.
     """
-    temporary = _temporary_beside(path)
+    temporary = temporary_beside(path)
     with mapped_errors(path, "write"):
         try:
             write_new(temporary, data, mode)
@@ -108,7 +111,7 @@ def link_new(path: Path, data: bytes, mode: int = 0o600) -> bool:
         except FileExistsError:
             return False
         finally:
-            _remove_quietly(temporary)
+            remove_quietly(temporary)
         sync_folder(path.parent)
     return True
 
@@ -118,7 +121,7 @@ def place_folder(target: Path, build: Callable[[Path], None]) -> bool:
 
     False when a folder that is not empty is there already: it stays as it is.
     """
-    temporary = _temporary_beside(target)
+    temporary = temporary_beside(target)
     with mapped_errors(target, "create"):
         try:
             os.mkdir(temporary, 0o700)
@@ -170,6 +173,15 @@ def make_private_folder(path: Path) -> None:
             path.chmod(0o700)
 
 
+def sync_file(path: Path) -> None:
+    """Make what another library wrote into a file durable; raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | _flags("O_CLOEXEC", "O_BINARY"))
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable; raises OSError. Windows has no such call."""
     if sys.platform == "win32":
@@ -192,12 +204,14 @@ def _require_regular(path: Path, mode: int) -> None:
         )
 
 
-def _temporary_beside(path: Path) -> Path:
+def temporary_beside(path: Path) -> Path:
+    """A name in the same folder that nobody uses."""
     # The leading dot and the ending keep lists of agents and globs from taking it for the real one.
     return path.with_name(f".{path.name.lstrip('.')}.{secrets.token_hex(8)}.tmp")
 
 
-def _remove_quietly(path: Path) -> None:
+def remove_quietly(path: Path) -> None:
+    """Remove a file of ours, if it is there and can be."""
     with contextlib.suppress(OSError):
         path.unlink()
 

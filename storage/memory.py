@@ -1,20 +1,26 @@
 """A store without a disk, for simulations and tests: the same port, and faults on demand.
 
-Decides nothing that the real store does not. Never touches a file, a thread or a clock.
+Decides nothing that the real store does not. Never touches a file (but for
+`backup`), a thread or a clock.
 Invariant: what is durable changes only when a write is synced; a crash leaves exactly that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from meshagent.core.ports import PeerRow, Row
+from meshagent.core.ports import InEntry, LogEntry, MailStart, NewEpoch, OutEntry, PeerRow, Row
 from meshagent.errors import StorageError
+from meshagent.storage.files import write_private
+from meshagent.storage.mail import EPOCH_BYTES
+from meshagent.storage.memory_mail import MemoryMail
 
 __all__ = ["MemoryStore"]
 
@@ -23,16 +29,10 @@ __all__ = ["MemoryStore"]
 class _Content:
     """What is on the imaginary disk."""
 
-    epoch: str = field(default_factory=lambda: secrets.token_hex(8))
+    mail: MemoryMail = field(default_factory=lambda: MemoryMail(secrets.token_bytes(EPOCH_BYTES)))
     run: int = 0
     peers: dict[str, PeerRow] = field(default_factory=dict)
 
-
-def _put_peer(content: _Content, row: PeerRow) -> None:
-    content.peers[row.agent] = row
-
-
-_PUT: dict[type, Callable[[_Content, Any], None]] = {PeerRow: _put_peer}
 
 _Write = Callable[[_Content], Any]
 
@@ -44,6 +44,7 @@ class MemoryStore:
         self.commits = 0
         """How many writes were synced."""
         self._durable = _Content()
+        self._backups: dict[Path, _Content] = {}
         self._open = False
         self._held = False
         self._unsynced: deque[tuple[_Write, asyncio.Future[Any]]] = deque()
@@ -63,8 +64,15 @@ class MemoryStore:
         self._held = False
         while self._unsynced:
             write, future = self._unsynced.popleft()
-            result = self._sync(write)
-            if not future.done():
+            try:
+                result, error = self._sync(write), None
+            except StorageError as refusal:
+                result, error = None, refusal
+            if future.done():
+                continue
+            if error is not None:
+                future.set_exception(error)
+            else:
                 future.set_result(result)
 
     def fail_next(self, error: Exception) -> None:
@@ -87,13 +95,12 @@ class MemoryStore:
 
     async def commit(self, rows: Sequence[Row]) -> None:
         """All rows or none, durable on return."""
-        puts = [(_PUT[type(row)], row) for row in rows]
 
         def write(content: _Content) -> None:
-            for put, row in puts:
-                put(content, row)
+            content.mail.write([row for row in rows if not isinstance(row, PeerRow)])
+            content.peers |= {row.agent: row for row in rows if isinstance(row, PeerRow)}
 
-        if puts or not self._open:
+        if rows or not self._open:
             await self._write(write)
 
     async def next_run(self, at_least: int = 0) -> int:
@@ -111,6 +118,78 @@ class MemoryStore:
         self._require_open()
         return list(self._durable.peers.values())
 
+    async def mail_start(self) -> MailStart:
+        """Where delivery stands."""
+        return self._mail().start()
+
+    async def pending(self, peer: str, first: int, limit: int) -> Sequence[OutEntry]:
+        """Messages for `peer` that are not settled, from number `first` on, in order."""
+        return self._mail().pending(peer, first, limit)
+
+    async def due(self, now_ms: int, limit: int) -> Sequence[OutEntry]:
+        """Messages whose time is up, and of which no word has come."""
+        return self._mail().due(now_ms, limit)
+
+    async def next_expiry(self) -> int | None:
+        """When `due` has something next."""
+        return self._mail().next_expiry()
+
+    async def outbox(self, limit: int, *, ended: bool = False) -> Sequence[OutEntry]:
+        """Messages of ours that are queued or sent (with `ended`, all), oldest first."""
+        return self._mail().outbox(limit, ended)
+
+    async def outgoing(self, prefix: str) -> Sequence[OutEntry]:
+        """Messages of ours whose id begins so; at most a few."""
+        return self._mail().outgoing(prefix)
+
+    async def inbox(self, after: int, limit: int, *, unread: bool = False) -> Sequence[InEntry]:
+        """Messages beyond a position; with `unread`, only those not done and not parked."""
+        return self._mail().inbox(after, limit, unread)
+
+    async def newest(self) -> int:
+        """The largest position in the inbox; 0 when it is empty."""
+        return self._mail().newest()
+
+    async def incoming(self, prefix: str) -> Sequence[InEntry]:
+        """Messages that came whose id begins so; at most a few."""
+        return self._mail().incoming(prefix)
+
+    async def log(
+        self, limit: int, *, search: str = "", peer: str = "", kind: str = ""
+    ) -> Sequence[LogEntry]:
+        """The newest `limit` messages both ways that match, oldest first."""
+        return self._mail().log(limit, search, peer, kind)
+
+    async def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:
+        """Drop history that has ended and is old or too much; at most so many at a time."""
+
+        def write(content: _Content) -> int:
+            return content.mail.retain(now_ms, keep_ms, keep_bytes)
+
+        dropped: int = await self._write(write)
+        return dropped
+
+    async def backup(self, path: str | Path) -> None:
+        """A copy in memory; the file in its place only says so."""
+        self._require_open()
+        path = Path(path)
+        write_private(path, b"a backup of a store in memory\n")
+        self._backups[path] = copy.deepcopy(self._durable)
+
+    async def restore(self, path: str | Path) -> None:
+        """Become what that copy holds, under a new epoch."""
+
+        def write(content: _Content) -> None:
+            backup = self._backups.get(Path(path))
+            if backup is None:
+                raise StorageError(f"Can't read {path}: it does not exist.", path=str(path))
+            found = copy.deepcopy(backup)
+            found.mail.write([NewEpoch(secrets.token_bytes(EPOCH_BYTES))])
+            content.mail, content.peers = found.mail, found.peers
+            content.run += 1
+
+        await self._write(write)
+
     async def facts(self) -> Mapping[str, str]:
         """The same keys as the store on disk has."""
         self._require_open()
@@ -119,7 +198,8 @@ class MemoryStore:
             "journal_mode": "memory",
             "synchronous": "full",
             "schema": "0",
-            "epoch": self._durable.epoch,
+            "epoch": self._durable.mail.epoch.hex(),
+            "wal": "0",
             "quarantined": "0",
         }
 
@@ -146,6 +226,10 @@ class MemoryStore:
     def _fail_if_asked(self) -> None:
         if self._failures:
             raise self._failures.popleft()
+
+    def _mail(self) -> MemoryMail:
+        self._require_open()
+        return self._durable.mail
 
     def _require_open(self) -> None:
         if not self._open:

@@ -13,26 +13,39 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshagent.core.ports import PeerRow, Row
-from meshagent.errors import LimitReached, StorageError
+from meshagent.core.ports import (
+    InEntry,
+    InRow,
+    LogEntry,
+    MailStart,
+    OutEntry,
+    OutRow,
+    PeerRow,
+    Row,
+)
+from meshagent.errors import CorruptFile, LimitReached, StorageError
+from meshagent.storage.backup import Snapshot, restore_database
 from meshagent.storage.database import Database
-from meshagent.storage.schema import Value, encode_row
+from meshagent.storage.texts import DIRECTIONS, LogPage, match_query
 
 __all__ = ["SqliteStore"]
 
 PENDING_JOBS_MAX = 4_096  # more waiters than one node has sessions and links together
 GROUP_JOBS_MAX = 512  # per transaction: keeps its latency and the log's growth in bounds
 
+GROUP_BYTES_MAX = 4 * 1024 * 1024  # of messages per transaction, beyond its first commit
+
 T = TypeVar("T")
-Statements = tuple[tuple[str, tuple[Value, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Commit:
-    statements: Statements
+    rows: tuple[Row, ...]
+    size: int
     future: asyncio.Future[Any]
 
 
@@ -71,9 +84,9 @@ class SqliteStore:
     async def commit(self, rows: Sequence[Row]) -> None:
         """All rows in one transaction, durable on return."""
         worker = self._working()
-        statements = tuple(encode_row(row) for row in rows)
-        if statements:
-            await worker.submit(_Commit(statements, worker.new_future()))
+        if rows:
+            size = sum(len(row.body) for row in rows if isinstance(row, OutRow | InRow))
+            await worker.submit(_Commit(tuple(rows), size, worker.new_future()))
 
     async def next_run(self, at_least: int = 0) -> int:
         """A number larger than any returned before, and at least `at_least`."""
@@ -82,6 +95,108 @@ class SqliteStore:
     async def peers(self) -> Iterable[PeerRow]:
         """All remembered peers, without those whose rows are damaged."""
         return await self._call(Database.peers)
+
+    async def mail_start(self) -> MailStart:
+        """Where delivery stands."""
+        return await self._call(lambda database: database.mail.start())
+
+    async def pending(self, peer: str, first: int, limit: int) -> Sequence[OutEntry]:
+        """Messages for `peer` that are not settled, from number `first` on, in order."""
+        return await self._call(lambda database: database.mail.pending(peer, first, limit))
+
+    async def due(self, now_ms: int, limit: int) -> Sequence[OutEntry]:
+        """Messages whose time is up, and of which no word has come."""
+        return await self._call(lambda database: database.mail.due(now_ms, limit))
+
+    async def next_expiry(self) -> int | None:
+        """When `due` has something next."""
+        return await self._call(lambda database: database.mail.next_expiry())
+
+    async def outbox(self, limit: int, *, ended: bool = False) -> Sequence[OutEntry]:
+        """Messages of ours that are queued or sent (with `ended`, all), oldest first."""
+        return await self._call(lambda database: database.mail.outbox(limit, ended))
+
+    async def outgoing(self, prefix: str) -> Sequence[OutEntry]:
+        """Messages of ours whose id begins so; at most a few."""
+        return await self._call(lambda database: database.mail.outgoing(prefix))
+
+    async def inbox(self, after: int, limit: int, *, unread: bool = False) -> Sequence[InEntry]:
+        """Messages beyond a position; with `unread`, only those not done and not parked."""
+        return await self._call(lambda database: database.mail.inbox(after, limit, unread))
+
+    async def newest(self) -> int:
+        """The largest position in the inbox; 0 when it is empty."""
+        return await self._call(lambda database: database.mail.newest())
+
+    async def incoming(self, prefix: str) -> Sequence[InEntry]:
+        """Messages that came whose id begins so; at most a few."""
+        return await self._call(lambda database: database.mail.incoming(prefix))
+
+    async def log(
+        self, limit: int, *, search: str = "", peer: str = "", kind: str = ""
+    ) -> Sequence[LogEntry]:
+        """The newest `limit` messages both ways that match, oldest first."""
+        query = match_query(search)
+        if limit <= 0 or (search.strip() and not query):
+            return []
+        try:
+            return await self._look(limit, query, peer, kind)
+        except CorruptFile:
+            if not query:
+                raise
+            await self._call(lambda database: database.texts.rebuild())
+            return await self._look(limit, query, peer, kind)
+
+    async def _look(self, limit: int, query: str, peer: str, kind: str) -> list[LogEntry]:
+        behind = bool(query)
+        while behind:
+            behind = await self._call(lambda database: database.texts.index_some())
+        found: list[LogEntry] = []
+        for direction in DIRECTIONS:
+            found += reversed(await self._newest(direction, limit, query, peer, kind))
+        return sorted(found, key=lambda entry: entry.at_ms)[-limit:]
+
+    async def _newest(
+        self, direction: str, limit: int, query: str, peer: str, kind: str
+    ) -> list[LogEntry]:
+        """A page at a time, so that commits have their turn between them."""
+        found: list[LogEntry] = []
+        before: int | None = None
+        while True:
+            look = partial(
+                _log_page, direction=direction, before=before, limit=limit - len(found),
+                query=query, peer=peer, kind=kind,
+            )  # fmt: skip
+            entries, before = await self._call(look)
+            found += entries
+            if before is None or len(found) >= limit:
+                return found
+
+    async def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:
+        """Drop history that has ended and is old or too much; at most so many at a time."""
+        return await self._call(
+            lambda database: database.history.retain(now_ms, keep_ms, keep_bytes)
+        )
+
+    async def backup(self, path: str | Path) -> None:
+        """A consistent copy, a step at a time between commits; in place only when it is whole."""
+        snapshot = await self._call(lambda database: Snapshot(database, Path(path)))
+        try:
+            while not await self._call(lambda _: snapshot.step()):
+                pass
+            await self._call(lambda _: snapshot.finish())
+        except asyncio.CancelledError:
+            if self._worker is not None:
+                self._worker.post(lambda _: snapshot.abandon())
+            raise
+        except Exception:
+            if self._worker is not None:
+                await self._call(lambda _: snapshot.abandon())
+            raise
+
+    async def restore(self, path: str | Path) -> None:
+        """Become what that copy holds, under a new epoch; after a failure all is as it was."""
+        await self._call(partial(_restore, Path(path)))
 
     async def facts(self) -> Mapping[str, str]:
         """Journal mode, sync level, schema, epoch, damaged rows."""
@@ -128,6 +243,12 @@ class _Worker:
         self._jobs.put(job)
         return await job.future
 
+    def post(self, run: Callable[[Database], Any]) -> None:
+        """Do this after what waits; nobody waits for it."""
+        future = self.new_future()
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._jobs.put(_Call(run, future))
+
     def ask_to_stop(self) -> asyncio.Future[Any]:
         """End the thread after what waits; the future tells when."""
         future = self.new_future()
@@ -165,14 +286,32 @@ class _Worker:
             self._loop.call_soon_threadsafe(_resolve, outcomes)
 
 
+def _restore(path: Path, database: Database) -> None:
+    """In one call, so that nobody meets the file while it is replaced."""
+    database.close()
+    try:
+        restore_database(path, database.path)
+    finally:
+        database.open()
+
+
+def _log_page(database: Database, **asked: Any) -> LogPage:
+    return database.texts.page(**asked)
+
+
 def _groups(jobs: Sequence[_Job]) -> list[list[_Job]]:
     """Commits that stand side by side in one group, every call alone; in order."""
     groups: list[list[_Job]] = []
+    size = 0
     for job in jobs:
-        if groups and isinstance(job, _Commit) and isinstance(groups[-1][0], _Commit):
+        weight = job.size if isinstance(job, _Commit) else 0
+        beside = groups and isinstance(job, _Commit) and isinstance(groups[-1][0], _Commit)
+        if beside and size + weight <= GROUP_BYTES_MAX:
             groups[-1].append(job)
+            size += weight
         else:
             groups.append([job])
+            size = weight
     return groups
 
 
@@ -191,7 +330,7 @@ def _perform(database: Database, group: Sequence[_Job]) -> Any:
     if isinstance(group[0], _Call):
         return group[0].run(database)
     commits = [job for job in group if isinstance(job, _Commit)]
-    database.write([statement for job in commits for statement in job.statements])
+    database.write([row for job in commits for row in job.rows])
     return None
 
 

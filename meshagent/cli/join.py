@@ -41,6 +41,7 @@ __all__ = ["command"]
 @click.option("--invite", metavar="-", help="Join by invite: '-' reads the code, or asks for it.")
 @click.option("--detach", is_flag=True, help="Run in the background; 'meshagent leave' ends it.")
 @click.option("--ready-fd", type=int, hidden=True)
+@click.option("--until-idle", type=float, hidden=True)
 @common_options
 def command(common: Common, role: str | None, invite: str | None, **rest: Any) -> None:
     """Join the mesh as an agent and stay until Ctrl-C.
@@ -78,10 +79,12 @@ def command(common: Common, role: str | None, invite: str | None, **rest: Any) -
 
         run_detached(mesh, options, common)
     else:
-        asyncio.run(_run(mesh, options, common, ready_fd))
+        asyncio.run(_run(mesh, options, common, ready_fd, rest["until_idle"]))
 
 
-async def _run(mesh: Any, options: Any, common: Common, ready_fd: int | None) -> None:
+async def _run(
+    mesh: Any, options: Any, common: Common, ready_fd: int | None, until_idle: float | None
+) -> None:
     from meshagent.cli.live import choose_view
     from meshagent.node.wiring import open_node
 
@@ -91,6 +94,8 @@ async def _run(mesh: Any, options: Any, common: Common, ready_fd: int | None) ->
         warn(node.warnings, common.quiet)
         if common.verbose:
             node.log.addHandler(logging.StreamHandler(sys.stderr))
+        if until_idle is not None:
+            node.end_when_idle(until_idle)
         await _show(node, choose_view(node, common, ready_fd))
     if not common.json:
         notice(f"{node.driver.agent} has left.", common.quiet)
@@ -98,8 +103,9 @@ async def _run(mesh: Any, options: Any, common: Common, ready_fd: int | None) ->
 
 async def _show(node: Any, view: Any) -> None:
     """Until the node ends, or nobody can be shown anything: who reads us has gone."""
-    with node.driver.subscribers.subscribe() as events:
-        tasks = [asyncio.create_task(view.run(events)), asyncio.create_task(node.driver.wait())]
+    with node.driver.subscribers.subscribe(frozenset({"peer", "clone"})) as events:
+        work = (view.run(events), view.mail(node.driver.inbox_start), node.driver.wait())
+        tasks = [asyncio.create_task(each) for each in work]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from meshagent.cli.mail import plain
 from meshagent.cli.options import Common
 from meshagent.cli.output import (
     PEER_COLUMNS,
@@ -60,6 +61,22 @@ class LineView:
             self.peer(peer)
         async for event in events:
             self.event(event)
+
+    async def mail(self, after: int) -> None:
+        """Show each message beyond this position as it comes."""
+        while True:
+            came = self.driver.mail_came
+            while rows := await self.node.mailroom.since(after):
+                for _, message in rows:
+                    self.message(message)
+                after = rows[-1][0]
+            if came is self.driver.mail_came and not await self.driver.wait_for_mail(came):
+                await self.driver.wait()  # the node has ended, and may say why
+                return
+
+    def message(self, message: dict[str, Any]) -> None:
+        """A message came."""
+        self.say(f"{message['from']}: {plain(message['text']).partition(chr(10))[0]}")
 
     def event(self, event: Event) -> None:
         """Show one event."""
@@ -120,6 +137,9 @@ class JsonView(LineView):
 
     def peer(self, peer: dict[str, Any]) -> None:
         print_json({"event": "peer", **peer})
+
+    def message(self, message: dict[str, Any]) -> None:
+        print_json({"event": "message", **message})
 
     def say(self, line: str) -> None:
         print_json({"event": "notice", "text": line})

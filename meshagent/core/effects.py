@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshagent.core.frames import Frame
+from meshagent.core.messages import Message, MessageState
 from meshagent.core.ports import Row
 from meshagent.core.types import AgentId, LinkId, Peer
 
@@ -78,4 +79,60 @@ class CloneFound:
     where: str
 
 
-Effect = Persist | Send | Dial | Transmit | CloseLink | PeerChanged | CloneFound
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Call `flush` for this peer now: what was accepted up to here is durable."""
+
+    peer: AgentId
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read up to `limit` pending messages for `peer` from number `first` on, and hand them in."""
+
+    peer: AgentId
+    first: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """This message of ours is durable: `send` may return."""
+
+    peer: AgentId
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptChanged:
+    """A message of ours has come further, or has ended."""
+
+    peer: AgentId
+    id: str
+    state: MessageState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """A message is in the inbox, durably: tell who is waiting."""
+
+    sender: AgentId
+    message: Message
+
+
+Effect = (
+    Persist
+    | Send
+    | Dial
+    | Transmit
+    | CloseLink
+    | PeerChanged
+    | CloneFound
+    | Flush
+    | Load
+    | Accepted
+    | ReceiptChanged
+    | Deliver
+)

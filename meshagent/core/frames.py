@@ -26,6 +26,8 @@ __all__ = [
     "Gossip",
     "Hello",
     "Here",
+    "Mail",
+    "MailAck",
     "Nack",
     "Ping",
     "PingReq",
@@ -36,7 +38,11 @@ __all__ = [
 
 OPTIONAL_FROM = 128
 
-HEADER_BYTES_MAX = 512 * 1024  # a Sync digest of members_max entries, with room
+HEADER_BYTES_MAX = 1024 * 1024 + 64 * 1024  # one message of 1 MiB, or a Sync of 4096 members
+MESSAGE_BYTES_MAX = 1024 * 1024 + 4096  # text and data of 1 MiB, with the other fields
+MAIL_ITEMS_MAX = 512  # messages in one frame when there is a backlog
+EPOCH_BYTES = 8
+HASH_BYTES = 16
 PARTS_MAX = 64  # a header and its payload parts
 TEXT_CHARACTERS_MAX = 200  # ids, reasons and the like; people's texts have limits of their own
 KEY_BYTES = 32
@@ -115,6 +121,20 @@ def digest_entry(value: Any) -> tuple[str, int, int]:
     if whole(state) > 3:
         raise _wrong("a state from 0 to 3", value)
     return text(agent), whole(incarnation), state
+
+
+def mail_item(value: Any) -> bytes | None:
+    """A message's body of at most 1 MiB and 4 KiB, or nil for one that was withdrawn."""
+    if value is not None and (type(value) is not bytes or len(value) > MESSAGE_BYTES_MAX):
+        raise _wrong("a message", value)
+    return value
+
+
+def outcome(value: Any) -> tuple[int, str]:
+    """A number, and why that message was refused; no reason when it was withdrawn."""
+    if type(value) is not tuple or len(value) != 2:
+        raise _wrong("an outcome", value)
+    return whole(value[0]), text(value[1])
 
 
 class Frame:
@@ -269,10 +289,42 @@ class Sync(Frame):
     digest: tuple[tuple[str, int, int], ...]
 
 
-FRAMES: dict[int, type[Frame]] = {
-    kind.code: kind
-    for kind in (Hello, Welcome, Refuse, Bye, Check, Here, Ping, Ack, PingReq, Nack, Gossip, Sync)
-}
+@dataclass(frozen=True, slots=True)
+class Mail(Frame):
+    """Messages `first`, `first` + 1, … of a stream; all below `floor` are settled for good."""
+
+    code: ClassVar[int] = 32
+    checks: ClassVar[tuple[Check_, ...]] = (
+        exactly(EPOCH_BYTES), whole, whole, many(mail_item, MAIL_ITEMS_MAX),
+    )  # fmt: skip
+    epoch: bytes
+    floor: int
+    first: int
+    items: tuple[bytes | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MailAck(Frame):
+    """All up to `upto` are durable here, the last with this hash, but for the exceptions.
+
+    `mode` 0 is well; 1 says that the inbox is full: wait; 2 that something is missing: go back.
+    """
+
+    code: ClassVar[int] = 33
+    checks: ClassVar[tuple[Check_, ...]] = (
+        exactly(EPOCH_BYTES), whole, exactly(HASH_BYTES), whole, many(outcome, MAIL_ITEMS_MAX),
+    )  # fmt: skip
+    epoch: bytes
+    upto: int
+    last: bytes
+    mode: int = 0
+    exceptions: tuple[tuple[int, str], ...] = ()
+
+
+_KINDS: tuple[type[Frame], ...] = (
+    Hello, Welcome, Refuse, Bye, Check, Here, Ping, Ack, PingReq, Nack, Gossip, Sync, Mail, MailAck,
+)  # fmt: skip
+FRAMES: dict[int, type[Frame]] = {kind.code: kind for kind in _KINDS}
 
 for _kind in FRAMES.values():
     assert len(fields(_kind)) == len(_kind.checks), _kind  # type: ignore[arg-type]

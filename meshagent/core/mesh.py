@@ -8,18 +8,32 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from meshagent.core.codec import decode
+from meshagent.core.delivery import Delivery
 from meshagent.core.effects import Effect, PeerChanged, Persist, Send, Transmit
-from meshagent.core.frames import MEMBERS_MAX, Bye, Check, Frame, Hello, Here, Refuse, Welcome
+from meshagent.core.frames import (
+    MEMBERS_MAX,
+    Bye,
+    Check,
+    Frame,
+    Hello,
+    Here,
+    Mail,
+    MailAck,
+    Refuse,
+    Welcome,
+)
 from meshagent.core.identity import Signer, Verify
 from meshagent.core.links import LinkDown, Links, LinksConfig, LinkUp, Outcome, Unreachable
 from meshagent.core.membership import LAN, Membership, MembershipConfig
-from meshagent.core.ports import PeerRow
+from meshagent.core.messages import Message, MessageState
+from meshagent.core.outgoing import Item
+from meshagent.core.ports import OutEntry, PeerRow
 from meshagent.core.records import ADDRESSES_MAX, Record
 from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
-from meshagent.errors import RemoteProtocolError
+from meshagent.errors import RemoteProtocolError, StorageError
 
 __all__ = ["Mesh"]
 
@@ -40,7 +54,11 @@ class Mesh:
         now: float,
         membership: MembershipConfig = LAN,
         links: LinksConfig | None = None,
+        delivery: Delivery | None = None,
+        wall_ms: Callable[[float], int] = lambda now: int(now * 1000),
     ) -> None:
+        self.delivery = delivery
+        self._wall_ms = wall_ms
         self.membership = Membership(
             me, signer, mesh_id, verify, rng, now, membership, self._is_linked
         )
@@ -70,7 +88,8 @@ class Mesh:
 
     def refused(self) -> Counter[str]:
         """How many were refused, by reason."""
-        return self.links.refused + self.membership.refused
+        mail: Counter[str] = self.delivery.refused if self.delivery is not None else Counter()
+        return self.links.refused + self.membership.refused + mail
 
     def describe(
         self,
@@ -129,18 +148,88 @@ class Mesh:
         peer = self.links.agent_on(link)
         if peer is None or isinstance(frame, _LINK_FRAMES):
             return self._route(self.links.received(link, frame, now), now)
-        return self._route(self.membership.receive(frame, peer, now), now)
+        effects = self._route(self.membership.receive(frame, peer, now), now)
+        if self.delivery is not None and isinstance(frame, Mail | MailAck):
+            answer = self.delivery.receive(frame, peer, now, self._wall_ms(now))
+            effects += self._route(answer, now)
+        return effects
 
     def on_timer(self, now: float) -> list[Effect]:
         """Do what is due in every engine."""
         effects = self._save(now)
         effects += self._route(self.membership.on_timer(now), now)
+        if self.delivery is not None:
+            effects += self._route(self.delivery.on_timer(now), now)
         return effects + self._route(self.links.on_timer(now), now)
 
     def deadline(self) -> float | None:
         """When on_timer is wanted next."""
         times = [self.membership.deadline(), self.links.deadline(), self._save_at]
+        if self.delivery is not None:
+            times.append(self.delivery.deadline())
         return min((each for each in times if each is not None), default=None)
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def deliver_with(self, delivery: Delivery | None, now: float) -> list[Effect]:
+        """Use this engine from now on: at the start, and when its disk could not keep up."""
+        self.delivery = delivery
+        if delivery is None:
+            return []
+        linked = [each.agent for each in self.peers() if self.links.link_to(each.agent)]
+        return self._route([e for peer in linked for e in delivery.connected(peer, now)], now)
+
+    def accept(self, peer: AgentId, message: Message, now: float) -> list[Effect]:
+        """Take responsibility for a message to `peer`."""
+        if self.delivery is None:
+            raise StorageError(
+                "Messages can't be kept now: the disk does not answer.",
+                hint="See 'meshagent status'; it goes on by itself when the disk is well.",
+            )
+        self.links.hurry(peer, now)
+        return self._route(self.delivery.accept(peer, message), now)
+
+    def take(self, sender: AgentId, mail: Mail, now: float) -> list[Effect]:
+        """Mail that came another way than over a link."""
+        if self.delivery is None:
+            return []
+        return self._route(self.delivery.take(mail, sender, self._wall_ms(now)), now)
+
+    def numbers(self, peer: AgentId) -> tuple[bytes, int] | None:
+        """Our epoch, and the first number for `peer` that is not settled."""
+        return None if self.delivery is None else self.delivery.numbers(peer)
+
+    def flush(self, peer: AgentId, upto: int, now: float) -> list[Effect]:
+        """All messages to `peer` up to this number are durable."""
+        return (
+            [] if self.delivery is None else self._route(self.delivery.flush(peer, upto, now), now)
+        )
+
+    def loaded(self, peer: AgentId, entries: Sequence[OutEntry], now: float) -> list[Effect]:
+        """What a Load read."""
+        if self.delivery is None:
+            return []
+        items = [Item.from_entry(each) for each in entries]
+        return self._route(self.delivery.loaded(peer, items, now, self._wall_ms(now)), now)
+
+    def withdraw(self, entry: OutEntry, state: MessageState, now: float) -> list[Effect]:
+        """A pending message expired or was cancelled."""
+        if self.delivery is None:
+            return []
+        peer, at = AgentId(entry.peer), self._wall_ms(now)
+        return self._route(self.delivery.withdraw(peer, entry.seq, entry.id, state, at), now)
+
+    def not_sent(self, link: LinkId, frame: Frame, now: float) -> None:
+        """The transport could not take a frame."""
+        peer = self.links.agent_on(link)
+        if self.delivery is not None and peer is not None and isinstance(frame, Mail):
+            self.delivery.not_sent(peer, frame, now)
+
+    def inbox_shrank(self, by: int, now: float) -> list[Effect]:
+        """Messages in the inbox were dealt with."""
+        return (
+            [] if self.delivery is None else self._route(self.delivery.inbox_shrank(by, now), now)
+        )
 
     # -- between the engines ------------------------------------------------------------------
 
@@ -157,8 +246,12 @@ class Mesh:
                 case LinkUp(agent, record, dialled):
                     queue += self.membership.connected(agent, record, dialled, now)
                     self._note(agent, now)
+                    if self.delivery is not None:
+                        queue += self.delivery.connected(agent, now)
                 case LinkDown(agent):
                     queue += self.membership.disconnected(agent, now)
+                    if self.delivery is not None:
+                        queue += self.delivery.disconnected(agent)
                 case Unreachable(agent):
                     if self.links.link_to(agent) is None:
                         queue += self.membership.unreachable(agent, now)

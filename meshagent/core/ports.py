@@ -13,7 +13,27 @@ from typing import Protocol
 
 from meshagent.core.types import Candidate, LinkId
 
-__all__ = ["Announcement", "Discovery", "LinkEvents", "PeerRow", "Row", "Store", "Transport"]
+__all__ = [
+    "Announcement",
+    "Discovery",
+    "InEntry",
+    "InRow",
+    "InState",
+    "LinkEvents",
+    "LogEntry",
+    "MailStart",
+    "NewEpoch",
+    "OutEntry",
+    "OutRow",
+    "OutState",
+    "PeerRow",
+    "Receipt",
+    "Row",
+    "Store",
+    "StreamStart",
+    "Transport",
+    "Watermark",
+]
 
 
 class LinkEvents(Protocol):
@@ -97,8 +117,152 @@ class PeerRow:
     addresses: tuple[str, ...]
 
 
-Row = PeerRow
-"""What a Persist effect may carry; grows with the outbox and the inbox."""
+@dataclass(frozen=True, slots=True)
+class OutRow:
+    """A message that was accepted for a peer: it is pending until an OutState settles it."""
+
+    peer: str
+    epoch: bytes
+    seq: int
+    id: str
+    body: bytes
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutState:
+    """How far a message to `peer` has come; `reason` says why when it was refused."""
+
+    peer: str
+    seq: int
+    id: str
+    state: str
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a recipient says about a message of ours: `seen` or `done`."""
+
+    peer: str
+    id: str
+    state: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class InRow:
+    """A message that came; kept once, whatever number and epoch it comes under again."""
+
+    sender: str
+    epoch: bytes
+    seq: int
+    id: str
+    body: bytes
+    received_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class InState:
+    """What became of a message in the inbox: `unread`, `seen`, `done` or `parked`.
+
+    `failures` counts how often a handler failed on it.
+    """
+
+    sender: str
+    id: str
+    state: str
+    failures: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """All up to `seq` of this sender's epoch have come, the last with hash `last`.
+
+    `exceptions` are those of them that were refused (with the reason) or withdrawn (without), as
+    long as the sender may still ask.
+    """
+
+    sender: str
+    epoch: bytes
+    seq: int
+    last: bytes
+    exceptions: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NewEpoch:
+    """Number all that is pending anew, from 1 for each peer, under this epoch."""
+
+    epoch: bytes
+
+
+Row = PeerRow | OutRow | OutState | Receipt | InRow | InState | Watermark | NewEpoch
+"""What a Persist effect may carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStart:
+    """Where the stream to a peer stands after a restart: numbers `floor` to `next_seq` - 1 wait."""
+
+    peer: str
+    floor: int
+    next_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class MailStart:
+    """All that delivery needs to begin again where it was. Watermarks of one sender by age."""
+
+    epoch: bytes
+    streams: tuple[StreamStart, ...]
+    watermarks: tuple[Watermark, ...]
+    unread: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutEntry:
+    """A message of ours as it is kept. `settled`: the recipient needs no word on it any more."""
+
+    peer: str
+    seq: int
+    id: str
+    body: bytes
+    state: str
+    reason: str
+    expires_ms: int
+    accepted_ms: int
+    changed_ms: int
+    settled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InEntry:
+    """A message in the inbox. `position` grows with each one that becomes visible."""
+
+    position: int
+    sender: str
+    id: str
+    body: bytes
+    received_ms: int
+    state: str
+    failures: int
+    changed_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One message in the audit trail; `direction` is `in` or `out`."""
+
+    direction: str
+    peer: str
+    id: str
+    body: bytes
+    at_ms: int
+    state: str
+    reason: str
 
 
 class Store(Protocol):
@@ -115,6 +279,47 @@ class Store(Protocol):
 
     async def peers(self) -> Iterable[PeerRow]:
         """All remembered peers."""
+
+    async def mail_start(self) -> MailStart:
+        """Where delivery stands."""
+
+    async def pending(self, peer: str, first: int, limit: int) -> Sequence[OutEntry]:
+        """Messages for `peer` that are not settled, from number `first` on, in order."""
+
+    async def due(self, now_ms: int, limit: int) -> Sequence[OutEntry]:
+        """Queued messages whose time is up."""
+
+    async def next_expiry(self) -> int | None:
+        """When the next queued message's time is up, in ms since the epoch."""
+
+    async def outbox(self, limit: int, *, ended: bool = False) -> Sequence[OutEntry]:
+        """Messages of ours that have not ended (with `ended`, all), oldest first."""
+
+    async def outgoing(self, prefix: str) -> Sequence[OutEntry]:
+        """Messages of ours whose id begins so; at most a few."""
+
+    async def inbox(self, after: int, limit: int, *, unread: bool = False) -> Sequence[InEntry]:
+        """Messages that came, beyond position `after`, in the order they became visible."""
+
+    async def newest(self) -> int:
+        """The largest position in the inbox; 0 when it is empty."""
+
+    async def incoming(self, prefix: str) -> Sequence[InEntry]:
+        """Messages that came whose id begins so; at most a few."""
+
+    async def log(
+        self, limit: int, *, search: str = "", peer: str = "", kind: str = ""
+    ) -> Sequence[LogEntry]:
+        """The newest `limit` messages both ways that match, oldest first."""
+
+    async def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:
+        """Drop history that has ended and is old or too much; how many. Never what is pending."""
+
+    async def backup(self, path: str) -> None:
+        """A consistent copy, while everything goes on."""
+
+    async def restore(self, path: str) -> None:
+        """Become what that copy holds, under a new epoch; the store is open before and after."""
 
     async def facts(self) -> Mapping[str, str]:
         """Journal mode, sync level, schema version: for `doctor`."""

@@ -176,12 +176,18 @@ _REFUSALS: dict[str, tuple[Callable[[str, str, str], Finding], str, str]] = {
         "Raise its file limit before the join (ulimit -n 4096), or run fewer agents.",
     ),
     "malformed": (problem, _NOISE, _LOOK),
+    "malformed message": (problem, _NOISE, _LOOK),
     "malformed update": (problem, _NOISE, _LOOK),
     "mechanism": (note, "A program that is not meshagent knocked at {agent} {times}.", _KEEP_OUT),
     "members full": (
         problem,
         "{agent} knows as many agents as it can, and left out newcomers {times}.",
         "Remove agents that are gone for good, or use several meshes.",
+    ),
+    "numbers from another day": (
+        note,
+        "A peer of {agent} has what it never sent, {times}: its database is an older copy.",
+        "It numbered what waits anew, and nothing is lost; 'meshagent restore' does this at once.",
     ),
     "not me": (note, _MOVED, _RESOLVES),
     "not them": (note, _MOVED, _RESOLVES),

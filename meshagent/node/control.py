@@ -15,37 +15,52 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshagent.core.types import PeerState
 from meshagent.errors import LimitReached, MeshError, RemoteProtocolError, UsageError
 from meshagent.node.driver import Driver
+from meshagent.node.mailroom import Mailroom
+from meshagent.session import REQUEST_BYTES_MAX
 from meshagent.storage.files import mapped_errors
 
 __all__ = ["ControlServer", "status_view"]
 
 PROTOCOL = 1
-LINE_BYTES_MAX = 2 * 1024 * 1024  # a message of 1 MiB as JSON text, with room
 SESSIONS_MAX = 256
 SESSION_BACKLOG_BYTES_MAX = 4 * 1024 * 1024  # beyond it the session is cut off and resumes
 SESSION_CLOSE_TIMEOUT_S = 0.25  # for its last lines; one that does not read must not hold us up
+WAIT_MAX_S = 600.0  # for delivery, while a session waits
+ABSENT_WAIT_S = 0.5  # a node that has just started meets its peers within that; others are away
 PEERS_CHANNEL = "mesh-peers:/"
 
 
 class ControlServer:
     """Serves the sessions of one node at `path`."""
 
-    def __init__(self, driver: Driver, path: Path, log: logging.Logger) -> None:
+    def __init__(self, driver: Driver, mailroom: Mailroom, path: Path, log: logging.Logger) -> None:
         self.path = path
-        self._driver, self._log = driver, log
+        self._driver, self._mailroom, self._log = driver, mailroom, log
         self._server: asyncio.Server | None = None
         self._sessions: set[asyncio.Task[None]] = set()
+        self._idle_since = time.monotonic()
         self._verbs: dict[str, Callable[[dict[str, Any]], Any]] = {
             "peers": lambda _: {"me": driver.me_view(), "peers": driver.peers_view()},
             "status": self._status,
             "leave": self._leave,
+        }
+        self._mail_verbs: dict[str, Callable[..., Awaitable[Any]]] = {
+            "send": self._send,
+            "inbox": mailroom.inbox,
+            "read": mailroom.read,
+            "done": mailroom.done,
+            "outbox": mailroom.outbox,
+            "cancel": mailroom.cancel,
+            "log": mailroom.log,
+            "backup": mailroom.backup,
+            "restore": mailroom.restore,
         }
 
     async def start(self) -> None:
@@ -59,7 +74,7 @@ class ControlServer:
                 # that another node makes at this moment would get odd modes.
                 self.path.chmod(0o600)
             self._server = await asyncio.start_unix_server(
-                self._accept, sock=listener, limit=LINE_BYTES_MAX
+                self._accept, sock=listener, limit=REQUEST_BYTES_MAX
             )
         except BaseException:
             listener.close()
@@ -76,12 +91,20 @@ class ControlServer:
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
 
+    def idle_s(self) -> float:
+        """For how long no session has been attached."""
+        return 0.0 if self._sessions else time.monotonic() - self._idle_since
+
     # -- one session --------------------------------------------------------------------------
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         session = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._sessions.add(session)
-        session.add_done_callback(self._sessions.discard)
+        session.add_done_callback(self._ended)
+
+    def _ended(self, session: asyncio.Task[None]) -> None:
+        self._sessions.discard(session)
+        self._idle_since = time.monotonic()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         watch: asyncio.Task[None] | None = None
@@ -97,8 +120,10 @@ class ControlServer:
                 request = _parse(line)
                 if request.get("do") == "subscribe" and watch is None:
                     watch = asyncio.create_task(self._watch(request, writer))
+                elif request.pop("follow", False) and watch is None:
+                    watch = asyncio.create_task(self._follow(request, writer))
                 else:
-                    self._handle(request, writer)
+                    await self._handle(request, writer)
                 await writer.drain()
         except (RemoteProtocolError, ValueError, ConnectionError) as error:
             self._log.info("a session ended: %s", error)
@@ -108,9 +133,12 @@ class ControlServer:
                 await asyncio.gather(watch, return_exceptions=True)
             await _end(writer)
 
-    def _handle(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        verb = self._verbs.get(str(request.get("do")))
-        number = request.get("id")
+    async def _handle(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        name, number = str(request.get("do")), request.get("id")
+        verb = self._verbs.get(name)
+        if verb is None and name in self._mail_verbs:
+            await self._handle_mail(name, request, writer)
+            return
         if verb is None:
             unknown = UsageError(
                 f"This node does not know {request.get('do')!r}.",
@@ -123,10 +151,68 @@ class ControlServer:
         except MeshError as error:
             _answer(writer, number, error=error)
 
+    async def _handle_mail(
+        self, name: str, request: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> None:
+        arguments = {key: value for key, value in request.items() if key not in ("id", "do")}
+        try:
+            try:
+                result = await self._mail_verbs[name](**arguments)
+            except TypeError as error:
+                raise UsageError(f"The node can't {name} like this: {error}.") from None
+            _answer(writer, request.get("id"), result)
+        except MeshError as error:
+            _answer(writer, request.get("id"), error=error)
+
+    async def _follow(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """The inbox as it is, then each message as it comes, as fast as the session reads."""
+        shown = await self._mailroom.newest()
+        await self._handle_mail("inbox", {**request, "upto": shown}, writer)
+        while True:
+            came = self._driver.mail_came
+            while rows := await self._mailroom.since(shown):
+                for position, view in rows:
+                    shown = position
+                    _write(writer, {"action": view})
+                with contextlib.suppress(ConnectionError):
+                    await writer.drain()
+            if came is self._driver.mail_came and not await self._driver.wait_for_mail(came):
+                writer.close()
+                return
+
+    async def _send(
+        self, wait_s: float = 0.0, strict: bool = False, **arguments: Any
+    ) -> list[dict[str, Any]]:
+        """Send, and wait a while for delivery; durable in any case."""
+        receipts = await self._mailroom.send(**arguments)
+        if wait_s > 0:
+            await self._wait(receipts, min(wait_s, WAIT_MAX_S), strict)
+        return [
+            {"id": each.id, "to": each.to, "state": each.state.value, "reason": each.reason}
+            for each in receipts
+        ]
+
+    async def _wait(self, receipts: Sequence[Any], wait_s: float, strict: bool) -> None:
+        """For those who are here, or might be in a moment; for all of them when `strict`."""
+        waits = {asyncio.create_task(each.settled()): each.to for each in receipts}
+        try:
+            if not strict:
+                moment_s = min(wait_s, ABSENT_WAIT_S)
+                _, late = await asyncio.wait(waits, timeout=moment_s)
+                here = [each for each in late if self._driver.is_linked(waits[each])]
+                wait_s -= moment_s
+            else:
+                here = list(waits)
+            if here:
+                await asyncio.wait(here, timeout=wait_s)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
     async def _watch(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         """Snapshot first, then actions, numbered without a gap."""
         number = 0
-        with self._driver.subscribers.subscribe() as events:
+        with self._driver.subscribers.subscribe(frozenset({"peer", "clone"})) as events:
             snapshot = {"me": self._driver.me_view(), "peers": self._driver.peers_view()}
             _answer(writer, request.get("id"), {"seq": number, "snapshot": snapshot})
             async for event in events:
@@ -175,8 +261,8 @@ def status_view(driver: Driver) -> dict[str, Any]:
         "uptime_s": round(time.time() - driver.started_at, 3),
         "addresses": list(driver.addresses),
         "peers": counts,
-        "outbox": {"queued": 0, "sent": 0},
-        "inbox": {"unread": 0},
+        "outbox": driver.outbox_counts(),
+        "inbox": {"unread": driver.unread()},
         "refused": dict(sorted(driver.refused().items())),
         "ignored": dict(sorted(driver.ignored().items())),
         "health": driver.health(),

@@ -13,32 +13,61 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from meshagent.core.codec import encode
+from meshagent.core.delivery import Delivery
 from meshagent.core.effects import (
+    Accepted,
     CloneFound,
     CloseLink,
+    Deliver,
     Dial,
     Effect,
+    Flush,
+    Load,
     PeerChanged,
     Persist,
+    ReceiptChanged,
     Transmit,
 )
+from meshagent.core.frames import Mail, MailAck
 from meshagent.core.identity import Identity, MeshSecret, verify
 from meshagent.core.mesh import Mesh
-from meshagent.core.ports import Announcement, Discovery, Store, Transport
+from meshagent.core.messages import Message, MessageState
+from meshagent.core.ports import (
+    Announcement,
+    Discovery,
+    MailStart,
+    OutEntry,
+    PeerRow,
+    Row,
+    Store,
+    Transport,
+    Watermark,
+)
 from meshagent.core.records import STATUS_CHARACTERS_MAX, Record
+from meshagent.core.spooling import Drop
 from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
-from meshagent.errors import CloneRunning, MeshError, UsageError
+from meshagent.errors import CloneRunning, LimitReached, MeshError, RemoteProtocolError, UsageError
+from meshagent.node.letters import Receipt
+from meshagent.node.local_post import LocalPost
 from meshagent.node.subscribers import Event, Subscribers
 from meshagent.node.views import peer_view
 
 __all__ = ["Driver", "Profile"]
 
 ADDRESS_CHECK_S = 5.0  # interfaces come and go with Wi-Fi and VPNs; a look costs well under a ms
+RECOVER_S = 2.0  # between looks whether a full or failing disk is well again
+ROOM_BYTES_MIN = 8 * 1024 * 1024  # what the store's log may take: with less it is soon full again
+HOUSE_S = 600.0  # retention needs no more; an expiry sets its own time
+HOUSE_RETRY_MS = 30_000
+DUE_ITEMS_MAX = 1000
+RETAIN_MS = 30 * 24 * 3600 * 1000  # delivered history is kept for a month
+RETAIN_BYTES = 1024 * 1024 * 1024  # and up to a gigabyte
 RUN_SHIFT = 32  # an incarnation is the durable run number and a counter within the run
 
 
@@ -65,7 +94,9 @@ class Driver:
         store: Store,
         discoveries: Sequence[Discovery],
         log: logging.Logger,
+        post: LocalPost | None = None,
         rng: random.Random | None = None,
+        room: Callable[[], int] = lambda: ROOM_BYTES_MIN,
     ) -> None:
         self.profile = profile
         self.agent: AgentId = profile.identity.agent
@@ -73,15 +104,24 @@ class Driver:
         self.addresses: tuple[str, ...] = ()
         self.started_at = time.time()
         self.trouble = ""
+        self._suspended_by: MeshError | None = None
+        self._recovering: asyncio.Task[None] | None = None
         self._run = ""
         self._transport, self._store, self._discoveries = transport, store, discoveries
-        self._log = log
+        self.log = log
         self._rng = rng or random.SystemRandom()
         self._mesh: Mesh | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[list[Effect]] = []
         self._committing: asyncio.Task[None] | None = None
-        self._address_task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._accepting: dict[str, asyncio.Future[None]] = {}
+        self.post = post or LocalPost()
+        self._room = room
+        self.receipts: WeakValueDictionary[str, Receipt] = WeakValueDictionary()
+        self.mail_came = asyncio.Event()
+        self.inbox_start = 0
+        self._house = asyncio.Event()
         self._ended = asyncio.Event()
         self._end_error: MeshError | None = None
         self._started: list[Callable[[], Any]] = []
@@ -102,6 +142,8 @@ class Driver:
         await self._store.open()
         run = await self._store.next_run()
         remembered = list(await self._store.peers())
+        mail = await self._store.mail_start()
+        self.inbox_start = await self._store.newest()
         self._started.append(self._transport.close)
         self.addresses = await self._listen(listen, ports)
         started_ms = time.time_ns() // 1_000_000
@@ -109,13 +151,17 @@ class Driver:
         self._mesh = Mesh(
             self._first_record(run, started_ms), self.profile.identity,
             self.profile.secret.mesh_id, verify, self._rng, self._loop.time(),
+            delivery=self._delivery(mail), wall_ms=self._wall_ms,
         )  # fmt: skip
         self._mesh.remember(remembered, self._loop.time())
-        self._log.info("joined as %s at %s", self.agent, ", ".join(self.addresses))
+        self.log.info("joined as %s at %s", self.agent, ", ".join(self.addresses))
+        self._started.append(self.post.close)
+        await self.post.start(self)
         for discovery in self._discoveries:
             self._started.append(discovery.close)
             await discovery.start(self._announcement(), self._found)
-        self._address_task = asyncio.create_task(self._watch_addresses())
+        self._tasks.add(asyncio.create_task(self._watch_addresses()))
+        self._tasks.add(asyncio.create_task(self._keep_house()))
         self._turn([])
 
     async def _listen(self, listen: str, ports: Sequence[int]) -> tuple[str, ...]:
@@ -147,7 +193,7 @@ class Driver:
         if self._mesh is not None:
             mesh, self._mesh = self._mesh, None
             self._apply(mesh.leave(self._loop.time()))
-            self._log.info("left")
+            self.log.info("left")
         self._ended.set()
         await self._close()
         self.subscribers.close()
@@ -155,15 +201,18 @@ class Driver:
     async def _close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        for task in (self._address_task, self._committing):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        tasks = [*self._tasks, *([self._committing] if self._committing else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for future in self._accepting.values():
+            if not future.done():
+                future.set_exception(UsageError("The node ended before the message was kept."))
         while self._started:
             try:
                 await self._started.pop()()
             except Exception:
-                self._log.exception("closing failed")
+                self.log.exception("closing failed")
 
     # -- what sessions ask --------------------------------------------------------------------
 
@@ -235,6 +284,180 @@ class Driver:
             status = status[:STATUS_CHARACTERS_MAX]
         self._turn(self.mesh.describe(self._loop.time(), state, status))
 
+    # -- messages -----------------------------------------------------------------------------
+
+    async def send(self, peer: AgentId, message: Message, first: Sequence[Row] = ()) -> None:
+        """Returns when the message is durable here, with the rows in `first`, in one commit."""
+        if (error := self._suspended_by) is not None:
+            raise type(error)(error.message, hint=error.hint, **error.data)
+        accepted = self._loop.create_future()
+        effects = [Persist(row) for row in first]
+        self._accepting[message.id] = accepted
+        try:
+            self._turn([*effects, *self.mesh.accept(peer, message, self._loop.time())])
+            if message.expires_ms:
+                self._house.set()
+            await accepted
+        finally:
+            del self._accepting[message.id]
+
+    async def take(self, drop: Drop) -> bool:
+        """Mail that was left for us in the spool; whether we have all of it now, durably."""
+        if self.mesh.links.pin(drop.sender, drop.key) != drop.key:
+            raise RemoteProtocolError("The drop's sender is known with another key.")
+        epoch, last = drop.mail.epoch, drop.mail.first + len(drop.mail.items) - 1
+        effects = self.mesh.take(drop.sender, drop.mail, self._loop.time())
+        self._turn(effects)
+        await self._committed()
+        if self.mesh.delivery is None:
+            return False
+        marks = [e.row for e in effects if isinstance(e, Persist)]
+        if not any(isinstance(row, Watermark) and row.seq >= last for row in marks):
+            # Nothing of it was news, or there was no room for it: the disk knows.
+            marks = list((await self._store.mail_start()).watermarks)
+        return any(
+            isinstance(row, Watermark)
+            and (row.sender, row.epoch) == (drop.sender, epoch)
+            and row.seq >= last
+            for row in marks
+        )
+
+    async def _committed(self) -> None:
+        """Until all that was decided so far is durable, or has failed."""
+        while self._committing is not None:
+            await asyncio.shield(self._committing)
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is an engine: not before the start is over, nor after the goodbye."""
+        return self._mesh is not None
+
+    async def keep(self, rows: Sequence[Row], done: int = 0) -> None:
+        """Returns when the rows are durable; `done` of them made room in the inbox."""
+        await self._store.commit(rows)
+        self._turn(self.mesh.inbox_shrank(done, self._loop.time()))
+
+    async def wait_for_mail(self, came: asyncio.Event) -> bool:
+        """Until mail comes after `came` was taken from us; False when the node ends instead."""
+        waits = [asyncio.create_task(each.wait()) for each in (came, self._ended)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        return not self._ended.is_set()
+
+    def is_linked(self, peer: str) -> bool:
+        """Whether a frame to this peer would leave now."""
+        return self.mesh.links.link_to(AgentId(peer)) is not None
+
+    async def withdraw(self, entries: Sequence[OutEntry], state: MessageState) -> None:
+        """Cancel pending messages, or note that their time is up; durable when this returns."""
+        for entry in entries:
+            self._turn(self.mesh.withdraw(entry, state, self._loop.time()))
+        await self._committed()
+        for peer in {entry.peer for entry in entries}:
+            await self.post.withdrawn(AgentId(peer))
+
+    def pending(self) -> int:
+        """How many messages of ours have not ended."""
+        delivery = self._mesh.delivery if self._mesh is not None else None
+        return delivery.pending if delivery is not None else 0
+
+    def outbox_counts(self) -> dict[str, int]:
+        """How many messages wait here, and how many are on the wire without an answer."""
+        delivery = self._mesh.delivery if self._mesh is not None else None
+        if delivery is None:
+            return {"queued": 0, "sent": 0}
+        waiting = max(0, delivery.pending - delivery.withdrawn)
+        sent = min(waiting, delivery.on_wire)
+        return {"queued": waiting - sent, "sent": sent}
+
+    def unread(self) -> int:
+        """How many messages in the inbox nobody has dealt with."""
+        delivery = self._mesh.delivery if self._mesh is not None else None
+        return delivery.unread if delivery is not None else 0
+
+    def _delivery(self, mail: MailStart) -> Delivery:
+        return Delivery(mail.epoch, mail.streams, mail.watermarks, mail.unread, self._rng)
+
+    def _wall_ms(self, now: float) -> int:
+        return int((now + self.clock_offset) * 1000)
+
+    async def backup(self, path: str) -> None:
+        """A copy of everything this agent keeps, while it runs."""
+        await self._store.backup(path)
+
+    async def restore(self, path: str) -> None:
+        """Go on from a copy: messages that came or went since then are forgotten here."""
+        self.mesh.deliver_with(None, self._loop.time())
+        while self._committing is not None:
+            await asyncio.shield(self._committing)
+        try:
+            await self._store.restore(path)
+        finally:
+            delivery = self._delivery(await self._store.mail_start())
+            self._turn(self.mesh.deliver_with(delivery, self._loop.time()))
+
+    async def _load(self, effect: Load) -> None:
+        try:
+            entries = await self._store.pending(effect.peer, effect.first, effect.limit)
+        except MeshError as error:
+            self.log.error("not read: %s", error)
+            self._suspend(error)
+            return
+        if self._mesh is not None:
+            self._turn(self._mesh.loaded(effect.peer, entries, self._loop.time()))
+
+    async def _keep_house(self) -> None:
+        """What is due by the wall clock: expiry at its time, retention now and then."""
+        while True:
+            now_ms = self._wall_ms(self._loop.time())
+            try:
+                due = await self._store.due(now_ms, DUE_ITEMS_MAX)
+                await self.withdraw(due, MessageState.EXPIRED)
+                await self._store.retain(now_ms, RETAIN_MS, RETAIN_BYTES)
+                due_ms = await self._store.next_expiry()
+            except MeshError as error:
+                self.log.warning("not tidied: %s", error)
+                due_ms = now_ms + HOUSE_RETRY_MS
+            wait_s = (
+                HOUSE_S if due_ms is None else min(HOUSE_S, max(0.05, (due_ms - now_ms) / 1000))
+            )
+            self._house.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._house.wait(), wait_s)
+
+    def _suspend(self, error: MeshError) -> None:
+        """The disk did not take what it was given: nothing is accepted until it is well.
+
+        What delivery believed since the last commit never happened; it begins again from the disk.
+        """
+        self.trouble, self._suspended_by = str(error), error
+        if self._mesh is not None:
+            self._mesh.deliver_with(None, self._loop.time())
+            if self._recovering is None or self._recovering.done():
+                self._recovering = self.spawn(self._recover())
+
+    async def _recover(self) -> None:
+        while self._mesh is not None:
+            await asyncio.sleep(RECOVER_S)
+            if isinstance(self._suspended_by, LimitReached) and self._room() < ROOM_BYTES_MIN:
+                continue
+            try:
+                await self._store.next_run()  # a small write that changes nothing of weight
+                delivery = self._delivery(await self._store.mail_start())
+            except MeshError as again:
+                self.trouble, self._suspended_by = str(again), again
+                continue
+            if self._mesh is not None:
+                self.log.info("the disk is well again")
+                self.trouble, self._suspended_by = "", None
+                self._turn(self._mesh.deliver_with(delivery, self._loop.time()))
+                self._house.set()
+            return
+
     # -- what the adapters tell ---------------------------------------------------------------
 
     def link_opened(self, link: LinkId, curve_key: bytes | None) -> None:
@@ -266,7 +489,7 @@ class Driver:
             await asyncio.sleep(ADDRESS_CHECK_S)
             current = self._transport.addresses()
             if current != self.addresses and self._mesh is not None:
-                self._log.info("addresses are now %s", ", ".join(current))
+                self.log.info("addresses are now %s", ", ".join(current))
                 self.addresses = current
                 self._turn(self._mesh.describe(self._loop.time(), addresses=current))
                 for discovery in self._discoveries:
@@ -291,40 +514,96 @@ class Driver:
             while self._waiting:
                 batch, self._waiting = self._waiting, []
                 rows = [e.row for effects in batch for e in effects if isinstance(e, Persist)]
-                if rows:
-                    try:
+                try:
+                    if rows:
                         await self._store.commit(rows)
-                        self.trouble = ""
-                    except MeshError as error:
-                        # Peers' addresses are hints: a full disk must not end the membership.
-                        self.trouble = str(error)
-                        self._log.error("not saved: %s", error)
-                for effects in batch:
-                    self._apply(effects)
+                except MeshError as error:
+                    self._fail(batch, error)
+                else:
+                    self._apply([each for effects in batch for each in effects])
         finally:
             self._committing = None
         self._arm()
 
+    def _fail(self, batch: list[list[Effect]], error: MeshError) -> None:
+        """Nothing of delivery leaves; membership goes on, since its rows are only hints."""
+        effects = [each for effects in batch for each in effects]
+        for effect in effects:
+            if isinstance(effect, Accepted) and effect.id in self._accepting:
+                self._accepting[effect.id].set_exception(error)
+        kept: list[Effect] = [
+            e for e in effects if isinstance(e, Dial | CloseLink | PeerChanged | CloneFound)
+        ]
+        kept += [
+            e
+            for e in effects
+            if isinstance(e, Transmit) and not isinstance(e.frame, Mail | MailAck)
+        ]
+        self._apply(kept)
+        if any(isinstance(e, Persist) and not isinstance(e.row, PeerRow) for e in effects):
+            self.log.error("not kept: %s", error)
+            self._suspend(error)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do this beside everything else; it ends with the node at the latest."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
     def _apply(self, effects: list[Effect]) -> None:
+        flush: dict[AgentId, int] = {}
         for effect in effects:
             match effect:
                 case Transmit(link, frame):
-                    self._transport.send(link, encode(frame))
+                    if not self._transport.send(link, encode(frame)) and self._mesh is not None:
+                        self._mesh.not_sent(link, frame, self._loop.time())
                 case Dial(attempt, address):
                     if self._mesh is not None:
                         self._mesh.dialled(attempt, self._transport.dial(address))
                 case CloseLink(link):
                     self._transport.close_link(link)
+                case Flush(peer, upto):
+                    flush[peer] = upto
+                    self.post.pending(peer)
+                case Load():
+                    self.spawn(self._load(effect))
+                case Accepted(_, ident):
+                    waiter = self._accepting.get(ident)
+                    if waiter is not None and not waiter.done():
+                        waiter.set_result(None)
+        for peer, upto in flush.items():
+            if self._mesh is not None:
+                # In line: frames that wait behind a commit were decided upon before these.
+                self._turn(self._mesh.flush(peer, upto, self._loop.time()))
+        self._report(effects)
+
+    def _report(self, effects: list[Effect]) -> None:
+        came = False
         for effect in effects:
             match effect:
                 case PeerChanged(peer):
-                    self._log.info("%s is %s", peer.agent, peer.state.value)
+                    self.log.info("%s is %s", peer.agent, peer.state.value)
                     self.subscribers.tell(Event("peer", self.view(peer)))
+                    if peer.state in (PeerState.GONE, PeerState.LEFT) and self._mesh is not None:
+                        self.post.pending(peer.agent)
                 case CloneFound(stop, where):
                     self._clone_found(stop, where)
+                case Deliver(sender, message):
+                    came = True
+                    self.subscribers.tell(Event("mail", {"from": sender, "id": message.id}))
+                case ReceiptChanged(peer, ident, state, reason):
+                    if (receipt := self.receipts.get(ident)) is not None:
+                        receipt.advance(state, reason)
+                    news = {"id": ident, "to": peer, "state": state.value, "reason": reason}
+                    self.subscribers.tell(Event("receipt", news))
+        if came:
+            # Everyone who waits holds this very event; who comes later waits for the next one.
+            self.mail_came.set()
+            self.mail_came = asyncio.Event()
 
     def _clone_found(self, stop: bool, where: str) -> None:
-        self._log.warning("a copy of this agent runs elsewhere (%s)", where)
+        self.log.warning("a copy of this agent runs elsewhere (%s)", where)
         self.subscribers.tell(Event("clone", {"where": where, "stop": stop}))
         if stop:
             self.end(

@@ -19,7 +19,7 @@ WAITING_EVENTS_MAX = 1024  # a mesh of 1,000 changing at once still fits
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something happened: `kind` is peer, clone or lagged; `data` is its JSON form."""
+    """Something happened: `kind` is peer, clone, mail, receipt or lagged; `data` its JSON form."""
 
     kind: str
     data: dict[str, Any]
@@ -28,12 +28,15 @@ class Event:
 class Subscription:
     """One subscriber's queue."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: frozenset[str] | None = None) -> None:
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._kinds = kinds
         self.lagged = False
 
     def put(self, event: Event | None) -> None:
         """Called by the node; never waits."""
+        if event is not None and self._kinds is not None and event.kind not in self._kinds:
+            return
         if self._queue.qsize() >= WAITING_EVENTS_MAX and event is not None:
             while not self._queue.empty():
                 self._queue.get_nowait()
@@ -54,9 +57,9 @@ class Subscribers:
         self._closed = False
 
     @contextmanager
-    def subscribe(self) -> Iterator[Subscription]:
-        """Events from now on, until the block ends or the node does."""
-        subscription = Subscription()
+    def subscribe(self, kinds: frozenset[str] | None = None) -> Iterator[Subscription]:
+        """Events (of these kinds) from now on, until the block ends or the node does."""
+        subscription = Subscription(kinds)
         if self._closed:
             subscription.put(None)
         self._all.add(subscription)

@@ -5,6 +5,7 @@ Everything a `join` needs, from the command line or embedded, goes through `open
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import ipaddress
@@ -12,14 +13,17 @@ import logging
 import logging.handlers
 import os
 import platform
+import shutil
 import socket
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from meshagent._version import __version__
+from meshagent.core.addressing import Known
 from meshagent.core.identity import MeshSecret
 from meshagent.core.ports import Announcement, Discovery
 from meshagent.core.records import HOST_CHARACTERS_MAX
@@ -28,13 +32,18 @@ from meshagent.errors import MeshError, StorageError, UsageError
 from meshagent.node.agents import LockedAgent, check_words, take_agent
 from meshagent.node.control import ControlServer
 from meshagent.node.driver import Driver, Profile
+from meshagent.node.local_post import FolderPost
+from meshagent.node.mailroom import Mailroom
+from meshagent.node.snapshots import keep_snapshots
 from meshagent.session import runtime_folder
+from meshagent.storage.agents import list_agents
 from meshagent.storage.files import mapped_errors
 from meshagent.storage.folder import MeshFolder
 from meshagent.storage.settings import DISCOVERY_CHOICES, Settings
 
 __all__ = ["JoinOptions", "RunningNode", "check_options", "open_node"]
 
+IDLE_CHECK_S = 5.0
 LOG_BYTES_MAX = 1024 * 1024
 LOG_FILES_MAX = 3
 PORT_FIRST = 21000  # below Linux's ephemeral range, so an agent's own port is usually free
@@ -59,10 +68,21 @@ class RunningNode:
     """A node that has joined."""
 
     driver: Driver
+    mailroom: Mailroom
     agent: LockedAgent
     mesh: MeshFolder
     warnings: list[str]
     log: logging.Logger
+    control: ControlServer
+
+    def end_when_idle(self, after_s: float) -> None:
+        """End the node once no session has been there for so long and nothing waits to be sent."""
+        self.driver.spawn(self._watch_idle(after_s))
+
+    async def _watch_idle(self, after_s: float) -> None:
+        while self.control.idle_s() < after_s or await self.mailroom.waits():  # noqa: ASYNC110
+            await asyncio.sleep(min(IDLE_CHECK_S, after_s))
+        self.driver.end()
 
 
 def check_options(options: JoinOptions) -> None:
@@ -92,13 +112,15 @@ async def open_node(mesh: MeshFolder, options: JoinOptions) -> AsyncIterator[Run
     try:
         with _open_log(agent) as log:
             peers = (*settings.peers, *options.peers)
-            driver, control = _assemble(mesh, agent, secret, settings, host, sources, peers, log)
+            driver, mailroom = _assemble(mesh, agent, secret, settings, host, sources, peers, log)
+            control = ControlServer(driver, mailroom, _control_path(agent), log)
             await control.start()
             try:
                 await driver.start(host, ports or (_own_port(agent), 0))
+                driver.spawn(keep_snapshots(driver, agent.folder.path / "backups"))
                 joined = True
                 warnings = [*mesh.warnings, *agent.folder.warnings]
-                yield RunningNode(driver, agent, mesh, warnings, log)
+                yield RunningNode(driver, mailroom, agent, mesh, warnings, log, control)
             finally:
                 await driver.stop()
                 await control.close()
@@ -117,8 +139,9 @@ def _assemble(
     sources: frozenset[str],
     peers: Sequence[str],
     log: logging.Logger,
-) -> tuple[Driver, ControlServer]:
+) -> tuple[Driver, Mailroom]:
     from meshagent.storage.sqlite import SqliteStore
+    from meshagent.transports.spool import Spool
     from meshagent.transports.zmq import ZmqTransport
 
     identity = agent.identity
@@ -127,10 +150,30 @@ def _assemble(
         identity, secret, settings.name, agent.info.role, agent.info.capabilities,
         platform.node()[:HOST_CHARACTERS_MAX] or "unknown", __version__,
     )  # fmt: skip
-    socket = _control_path(agent)
-    discoveries = _discoveries(mesh, agent, host, sources, peers, socket)
-    driver = Driver(profile, transport, SqliteStore(agent.folder.database), discoveries, log)
-    return driver, ControlServer(driver, socket, log)
+    discoveries = _discoveries(mesh, agent, host, sources, peers, _control_path(agent))
+    store = SqliteStore(agent.folder.database)
+    post = FolderPost(
+        Spool(mesh.spool, identity.agent), store, identity, secret.mesh_id,
+        lambda peer: (mesh.agents / peer).is_dir(),
+    )  # fmt: skip
+    room = partial(_free_bytes, agent.folder.path)
+    driver = Driver(profile, transport, store, discoveries, log, post, room=room)
+    return driver, Mailroom(driver, store, lambda: _known(mesh, driver))
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
+def _known(mesh: MeshFolder, driver: Driver) -> list[Known]:
+    """Who can be addressed: everyone met, and the agents of this folder, met or not."""
+    met = {each.agent: Known(each.agent, each.role, each.state.value) for each in driver.peers()}
+    for folder in list_agents(mesh):
+        if folder.agent not in met and folder.agent != driver.agent:
+            with contextlib.suppress(MeshError):
+                met[folder.agent] = Known(folder.agent, folder.read().role, "")
+    me = driver.mesh.me
+    return [*met.values(), Known(me.agent, me.role, "alive")]
 
 
 def _discoveries(

@@ -119,7 +119,7 @@ class SimNode:
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Persist):
+            if isinstance(effect, Persist) and isinstance(effect.row, PeerRow):
                 self.rows[effect.row.agent] = effect.row
         for effect in effects:
             match effect:

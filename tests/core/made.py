@@ -17,6 +17,8 @@ from meshagent.core.frames import (
     Gossip,
     Hello,
     Here,
+    Mail,
+    MailAck,
     Nack,
     Ping,
     PingReq,
@@ -125,6 +127,8 @@ EXAMPLES: dict[type[Frame], Frame] = {
         Nack(4),
         Gossip((_word, accusation(_someone, identity("accuser")))),
         Sync(1, ((_someone.agent, 1 << 32, 0),)),
+        Mail(bytes(8), 1, 3, (b"a message", None, b"another")),
+        MailAck(bytes(8), 5, bytes(16), 0, ((4, ""), (5, "too large"))),
     )
 }
 """One plausible frame of each kind."""

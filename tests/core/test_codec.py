@@ -29,6 +29,9 @@ _updates = st.lists(st.binary(max_size=40), max_size=frames.UPDATES_MAX).map(tup
 _key, _nonce, _signature = (st.binary(min_size=n, max_size=n) for n in (32, 16, 64))
 _features = st.dictionaries(_text, _whole, max_size=frames.FEATURES_MAX)
 _digest = st.lists(st.tuples(_text, _whole, st.integers(0, 3)), max_size=50).map(tuple)
+_epoch = st.binary(min_size=8, max_size=8)
+_items = st.lists(st.none() | st.binary(max_size=40), max_size=frames.MAIL_ITEMS_MAX).map(tuple)
+_exceptions = st.lists(st.tuples(_whole, _text), max_size=20).map(tuple)
 
 FIELDS: dict[type[Frame], tuple[st.SearchStrategy[Any], ...]] = {
     frames.Hello: (
@@ -45,6 +48,8 @@ FIELDS: dict[type[Frame], tuple[st.SearchStrategy[Any], ...]] = {
     frames.Nack: (_whole,),
     frames.Gossip: (_updates,),
     frames.Sync: (_whole, _digest),
+    frames.Mail: (_epoch, _whole, _whole, _items),
+    frames.MailAck: (_epoch, _whole, _nonce, _whole, _exceptions),
 }  # fmt: skip
 
 NAN = float("nan")
@@ -62,13 +67,21 @@ WRONG: dict[str, list[object]] = {
         None, 1, "x", b"x", {}, [1], ["x"], [[b"x"]], [b"x" * 4097],
         [b""] * (frames.UPDATES_MAX + 1),
     ],
+    "tuple[bytes | None, ...]": [
+        None, 1, "x", b"x", {}, [1], ["x"], [[b"x"]], [b"x" * (frames.MESSAGE_BYTES_MAX + 1)],
+        [b""] * (frames.MAIL_ITEMS_MAX + 1),
+    ],
+    "tuple[tuple[int, str], ...]": [
+        None, 1, "x", b"x", {}, [1], [[]], [[1]], [[1, 2]], [["a", "b"]], [[1, "x", 1]],
+        [[-1, "x"]], [[1, "x" * 201]], [[1, ""]] * (frames.MAIL_ITEMS_MAX + 1),
+    ],
     "tuple[tuple[str, int, int], ...]": [
         None, 1, "x", b"x", {}, [1], [[]], [["a", 1]], [["a", 1, 0, 0]], [["a", 1, 4]],
         [["a", -1, 0]], [["a", 1, True]], [[1, 1, 1]], [["a", NAN, 0]], [["x" * 201, 1, 0]],
         [["a", 1, 0]] * (frames.MEMBERS_MAX + 1),
     ],
 }  # fmt: skip
-SIZES = {"key": 32, "nonce": 16, "their_nonce": 16, "signature": 64}
+SIZES = {"epoch": 8, "last": 16, "key": 32, "nonce": 16, "their_nonce": 16, "signature": 64}
 
 
 def header_of(frame: Frame) -> list[Any]:

@@ -39,14 +39,16 @@ def use_up(leave):
 """
 
 
-def on_small_disk(folder: Path, script: str) -> None:
-    """Run the script with `disk` a tmpfs of 1 MiB."""
+def on_small_disk(folder: Path, script: str, size: str = "1m") -> None:
+    """Run the script with `disk` a tmpfs of this size."""
     code = START + textwrap.dedent(script)
-    mount = 'mount -t tmpfs -o size=1m none "$1" && exec "$2" -c "$3" "$1"'
+    mount = f'mount -t tmpfs -o size={size} none "$1" && exec "$2" -c "$3" "$1"'
     command = ["unshare", "-m", "sh", "-c", mount, "sh", str(folder), sys.executable, code]
+    tests = str(Path(__file__).parent.parent)
     result = subprocess.run(
-        command, cwd="/", capture_output=True, text=True, check=False, timeout=60
-    )
+        command, cwd="/", capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, "PYTHONPATH": tests},
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
 
 
@@ -80,6 +82,62 @@ def test_a_full_disk_refuses_keeps_what_it_accepted_and_goes_on_by_itself(tmp_pa
 
         asyncio.run(main())
         """,
+    )
+
+
+def test_a_full_disk_accepts_nothing_that_is_not_kept_and_goes_on_by_itself(
+    tmp_path: Path,
+) -> None:
+    on_small_disk(
+        tmp_path,
+        """
+        from storage.mail_rows import PEER, came, out
+        from meshagent.core.ports import NewEpoch, Watermark
+
+        async def fill(store, sent):
+            while True:
+                rows = [out(sent + 1, text="x" * 9_000), came(f"c{sent + 1}", text="y" * 9_000)]
+                rows += [Watermark(PEER, bytes(8), sent + 1, bytes(16))]
+                try:
+                    await store.commit(rows)
+                except LimitReached as error:
+                    assert "disk is full" in error.message
+                    return sent
+                sent += 1
+
+        async def check(store, sent):
+            start = await store.mail_start()
+            assert start.streams[0].next_seq == sent + 1
+            assert start.unread == sent == start.watermarks[0].seq
+            found = await store.pending(PEER, 1, 10_000)
+            assert [entry.seq for entry in found] == list(range(1, sent + 1))
+
+        async def main():
+            store = SqliteStore(disk / "mesh.db")
+            await store.open()
+            use_up(leave=700_000)
+            sent = await fill(store, 0)
+            assert sent > 3
+            await check(store, sent)
+            with pytest.raises(LimitReached):
+                await store.commit([NewEpoch(bytes(8)), out(sent + 1, text="x" * 900_000)])
+            with pytest.raises(LimitReached):
+                await store.backup(disk / "copy.db")
+            assert sorted(os.listdir(disk))[:2] == ["ballast", "mesh.db"]
+            await check(store, sent)
+            ballast.unlink()
+            more = await fill(store, sent)
+            assert more > sent + 10
+            await check(store, more)
+            await store.close()
+            await store.open()
+            await check(store, more)
+            assert (await store.facts())["quarantined"] == "0"
+            await store.close()
+
+        asyncio.run(main())
+        """,
+        size="2m",
     )
 
 

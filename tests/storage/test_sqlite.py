@@ -18,7 +18,7 @@ from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
 from meshagent.storage import database as database_module
 from meshagent.storage import sqlite as sqlite_module
 from meshagent.storage.database import WAL_BYTES_MAX, Database, database_error
-from meshagent.storage.schema import MIGRATIONS, SCHEMA_VERSION, checksum
+from meshagent.storage.schema import MIGRATIONS, SCHEMA_VERSION, Migration, checksum
 from meshagent.storage.sqlite import SqliteStore
 
 ROWS = [
@@ -385,13 +385,13 @@ def test_a_migration_that_fails_leaves_no_trace_of_itself(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(path, ROWS)
-    bad = database_module.MIGRATIONS[0].__class__(2, "bad", ("CREATE TABLE half(x)", "NONSENSE"))
+    bad = Migration(SCHEMA_VERSION + 1, "bad", ("CREATE TABLE half(x)", "NONSENSE"))
     with monkeypatch.context() as patch:
         patch.setattr(database_module, "MIGRATIONS", (*MIGRATIONS, bad))
-        patch.setattr(database_module, "SCHEMA_VERSION", 2)
+        patch.setattr(database_module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
         open_error(path, StorageError)
     rows, facts = read(path)
-    assert (rows, facts["schema"]) == (set(ROWS), "1")
+    assert (rows, facts["schema"]) == (set(ROWS), str(SCHEMA_VERSION))
     connection = apsw.Connection(str(path))
     assert not connection.table_exists(None, "half")
     connection.close()

@@ -201,4 +201,5 @@ def test_readme_program_runs_as_printed(home: dict[str, str], tmp_path: Path) ->
         program = tmp_path / f"snippet{number}.py"
         program.write_text(block)
         said = run(f"{sys.executable} {program}", tmp_path / "project", home).stdout
+        assert "please look at the diff" in said
         assert "tester-" in said

@@ -1,0 +1,32 @@
+"""`meshagent backup`: an agent's messages, as a file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from meshagent.cli.options import Common, common_options
+from meshagent.cli.output import print_json
+
+__all__ = ["command"]
+
+
+@click.command("backup")
+@click.argument("file", type=click.Path())
+@common_options
+def command(common: Common, file: str) -> None:
+    """Copy everything this agent keeps into FILE, while its node runs.
+
+    Example:  meshagent backup ~/tester.backup
+    """
+    from meshagent.session import attach, open_mesh
+
+    mesh = open_mesh(common.dir)
+    with attach(mesh.registry, common.agent, os.environ) as session:
+        done = session.ask("backup", path=str(Path(file).expanduser().absolute()))
+    if common.json:
+        print_json(done)
+    else:
+        click.echo(f"{done['agent']} backed up to {done['file']}")

@@ -1,0 +1,571 @@
+"""Messages to and from every peer: accepted, sent, acknowledged, deduplicated. Never touches disk.
+
+Theory, in short. Each sender numbers its messages to each recipient 1, 2, 3 … in an epoch that
+belongs to its database. The recipient takes number n+1 only after n, so what it holds is one
+number, the watermark, and duplicates are everything at or below it, for ever. Its answer names
+epoch, watermark and the hash of the last message; it leaves after the commit. What the sender has
+no answer for it sends again: on a new link, after a pause, or when the watermark says so.
+
+Nothing is sent on a link before the recipient has said how much it has of our epoch. When its
+answer names a message that we never sent (our database was put back to an earlier day), numbers
+can't be trusted: everything pending gets new ones under a new epoch, and the recipient keeps each
+message once by its id.
+
+Invariants: nothing is sent before it is durable here, nothing is acknowledged before it is durable
+there, and a number never means two messages in one epoch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from meshagent.core.effects import (
+    Accepted,
+    Deliver,
+    Effect,
+    Flush,
+    Load,
+    Persist,
+    ReceiptChanged,
+    Send,
+)
+from meshagent.core.frames import (
+    EPOCH_BYTES,
+    HASH_BYTES,
+    MAIL_ITEMS_MAX,
+    TEXT_CHARACTERS_MAX,
+    WHOLE_MAX,
+    Frame,
+    Mail,
+    MailAck,
+)
+from meshagent.core.lifeguard import backoff_s
+from meshagent.core.messages import (
+    RECEIPT_KIND,
+    Message,
+    MessageState,
+    body_hash,
+    is_id,
+    pack_body,
+    parse_body,
+)
+from meshagent.core.outgoing import WITHDRAWN, Item, SendStream
+from meshagent.core.ports import InRow, NewEpoch, OutRow, OutState, Receipt, StreamStart, Watermark
+from meshagent.core.types import AgentId
+from meshagent.errors import LimitReached, RemoteProtocolError
+
+__all__ = ["Delivery", "DeliveryConfig"]
+
+NO_HASH = bytes(HASH_BYTES)
+NO_EPOCH = bytes(EPOCH_BYTES)
+_WELL, _BUSY, _GAP = 0, 1, 2  # MailAck.mode
+FULL_LINK_S = 0.01  # the transport has no word for "writable again": its queue drains in less
+GAP_PAUSE_S = 0.2  # every frame behind a lost one is answered with the same gap: go back once
+LOAD_ITEMS_MAX = 1024  # read from disk at once
+EPOCHS_KEPT_MAX = 64  # per sender: each is one restored or deleted database of that sender
+START_OVER_S = 3600.0  # a restored database needs it once per run; a liar gets no more than this
+WITHDRAWN_KEPT_MAX = 10_000  # ten rounds of expiry: more than one commit can be behind
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryConfig:
+    """The knobs of delivery."""
+
+    answer_s: float = 3.0
+    """What has no answer by then is sent again; shorter repeats what a slow disk still does."""
+    longest_pause_s: float = 60.0
+    """The cap of the pauses between repetitions; any contact ends a pause."""
+    busy_s: float = 1.0
+    """The first pause after a full inbox said so."""
+    unread_max: int = 250_000
+    """Messages in the inbox that nobody has dealt with; beyond it senders are told to wait."""
+    pending_max: int = 1_000_000
+    """Messages in the outbox that have not ended; beyond it `send` refuses."""
+
+
+@dataclass(slots=True)
+class ReceiveStream:
+    """What has come from one sender in one epoch; `last` is of the last that was not withdrawn."""
+
+    seq: int = 0
+    last: bytes = NO_HASH
+    exceptions: dict[int, str] = field(default_factory=dict)
+    doubted: bool = False
+    """Its numbers mean other messages than before: nothing more is taken under them."""
+
+    @property
+    def named(self) -> int:
+        """The number that `last` is of, unless that is no longer known."""
+        return _last_that_came(self.seq, self.exceptions)
+
+    def forget_below(self, floor: int) -> None:
+        """The sender knows how these ended."""
+        if self.named < min(self.seq, floor - 1):
+            self.last = NO_HASH  # without the exceptions nobody can tell which number it is of
+        for seq in [each for each in self.exceptions if each < floor]:
+            del self.exceptions[seq]
+
+    def contradicts(self, mail: Mail) -> bool:
+        """Whether `mail` holds another message than we took under the last number."""
+        at = self.named - mail.first
+        body = mail.items[at] if 0 <= at < len(mail.items) else None
+        return body is not None and self.last not in (NO_HASH, body_hash(body))
+
+
+def _last_that_came(upto: int, exceptions: Mapping[int, str]) -> int:
+    """The highest number that was not withdrawn: an answer carries the hash of that message."""
+    while exceptions.get(upto) == "":
+        upto -= 1
+    return upto
+
+
+@dataclass(slots=True)
+class Correspondent:
+    """One peer, both ways."""
+
+    out: SendStream
+    inward: dict[bytes, ReceiveStream] = field(default_factory=dict)
+    told_busy: bool = False
+    answer: MailAck | None = None
+    """The furthest answer that is not applied in full: the rest as it is loaded from disk."""
+    checked: tuple[int, bytes] = (0, b"")
+    """The number and hash of an answer that were found to be of the message it names."""
+    proving: bool = False
+    """The read under way is of that message."""
+
+    @property
+    def unproven(self) -> bool:
+        """Whether an answer waits to be checked against the disk: until then nothing is sent."""
+        answer = self.answer
+        if answer is None:
+            return False
+        named = _last_that_came(answer.upto, dict(answer.exceptions))
+        return named >= self.out.floor and (named, answer.last) != self.checked
+
+
+class Delivery:
+    """The delivery engine of one agent."""
+
+    def __init__(
+        self,
+        epoch: bytes,
+        streams: Iterable[StreamStart],
+        watermarks: Iterable[Watermark],
+        unread: int,
+        rng: random.Random,
+        config: DeliveryConfig | None = None,
+    ) -> None:
+        self.refused: Counter[str] = Counter()
+        self.unread = unread
+        self.suspended = False
+        self._epoch, self._rng = epoch, rng
+        self._config = config or DeliveryConfig()
+        self._peers: dict[AgentId, Correspondent] = {}
+        self._withdrawn: dict[str, MessageState] = {}
+        self._start_over_at = float("-inf")
+        for start in streams:
+            stream = SendStream(epoch, start.next_seq, start.floor)
+            self._peers[AgentId(start.peer)] = Correspondent(stream)
+        for mark in watermarks:
+            inward = self._peer(AgentId(mark.sender)).inward
+            inward[mark.epoch] = ReceiveStream(mark.seq, mark.last, dict(mark.exceptions))
+
+    # -- what sessions ask --------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """How many messages of ours have not ended."""
+        return sum(each.out.waiting for each in self._peers.values())
+
+    @property
+    def on_wire(self) -> int:
+        """How many of them were sent and have no answer yet."""
+        return sum(each.out.sent + 1 - each.out.floor for each in self._peers.values())
+
+    @property
+    def withdrawn(self) -> int:
+        """How many of them only wait to tell that they were taken back."""
+        return len(self._withdrawn)
+
+    def is_on_wire(self, peer: AgentId, seq: int) -> bool:
+        """Whether this message was sent on the present link and has no answer yet."""
+        known = self._peers.get(peer)
+        return known is not None and known.out.floor <= seq <= known.out.sent
+
+    def numbers(self, peer: AgentId) -> tuple[bytes, int]:
+        """Our epoch, and the first number for `peer` that is not settled."""
+        stream = self._peer(peer).out
+        return stream.epoch, stream.floor
+
+    def accept(self, peer: AgentId, message: Message) -> list[Effect]:
+        """Take responsibility for a message; it counts once `Accepted` is performed."""
+        if self.suspended or self.pending >= self._config.pending_max:
+            raise LimitReached(
+                "The outbox takes no more messages: "
+                + ("its disk is full." if self.suspended else f"{self.pending} are waiting."),
+                hint="Free some space, or cancel what is no longer needed: meshagent outbox",
+            )
+        body = pack_body(message)
+        stream = self._peer(peer).out
+        item = Item(
+            stream.next_seq, message.id, body, body_hash(body), message.expires_ms,
+            MessageState.QUEUED,
+        )  # fmt: skip
+        stream.add(item)
+        row = OutRow(peer, stream.epoch, item.seq, item.id, body, message.expires_ms)
+        return [Persist(row), Accepted(peer, message.id), Flush(peer, item.seq)]
+
+    def withdraw(
+        self, peer: AgentId, seq: int, ident: str, state: MessageState, now_ms: int
+    ) -> list[Effect]:
+        """A pending message expired or was cancelled: from now on its number carries nothing."""
+        assert state in WITHDRAWN, state
+        stream = self._peer(peer).out
+        if seq < stream.floor or ident in self._withdrawn:
+            return []
+        if not stream.withdraw(seq, ident, state):
+            return []
+        # A read that is under way, or another look at the disk, may not know of it yet.
+        self._withdrawn[ident] = state
+        if len(self._withdrawn) > WITHDRAWN_KEPT_MAX:
+            del self._withdrawn[next(iter(self._withdrawn))]
+        return [
+            Persist(OutState(peer, seq, ident, state, "", now_ms)),
+            ReceiptChanged(peer, ident, state, ""),
+        ]
+
+    def inbox_shrank(self, by: int, now: float) -> list[Effect]:
+        """Messages were dealt with; whoever was told to wait hears when there is room again."""
+        return self.inbox_holds(self.unread - by, now)
+
+    def inbox_holds(self, unread: int, now: float) -> list[Effect]:
+        """As the disk counts them: a message that came again in another epoch is not one more."""
+        self.unread = max(0, unread)
+        if self._is_full() or self.unread > self._config.unread_max * 9 // 10:
+            return []
+        effects: list[Effect] = []
+        for peer, known in self._peers.items():
+            if known.told_busy:
+                known.told_busy = False
+                effects += self._answer(peer, self._latest_epoch(known))
+        return effects
+
+    # -- links --------------------------------------------------------------------------------
+
+    def connected(self, peer: AgentId, now: float) -> list[Effect]:
+        """The peer is here: say how much of its mail we have, and send what waits for it."""
+        known = self._peer(peer)
+        stream = known.out
+        stream.linked = True
+        stream.rewind(0)  # what was on another link may be lost with it
+        stream.failures, stream.busy_until = 0, 0.0
+        # Its first answer tells whether our numbers mean the same to both: wait for that.
+        stream.greeted, stream.answer_due = False, None
+        return self._answer(peer, self._latest_epoch(known)) + self._pump(peer, now)
+
+    def disconnected(self, peer: AgentId) -> list[Effect]:
+        """The last link to it is gone."""
+        known = self._peers.get(peer)
+        if known is not None:
+            known.out.unlink()
+            known.answer, known.proving = None, False
+            if known.out.next_seq == 1 and not known.inward:
+                del self._peers[peer]  # no message either way: nothing to remember
+        return []
+
+    # -- the engine contract ------------------------------------------------------------------
+
+    def receive(self, frame: Frame, peer: AgentId, now: float, now_ms: int) -> list[Effect]:
+        """Mail, or an answer to ours."""
+        match frame:
+            case Mail():
+                return self.take(frame, peer, now_ms)
+            case MailAck():
+                return self._answered(frame, peer, now, now_ms)
+        return []
+
+    def on_timer(self, now: float) -> list[Effect]:
+        """Send again what has no answer."""
+        effects: list[Effect] = []
+        for peer, known in self._peers.items():
+            stream = known.out
+            if stream.answer_due is not None and now >= stream.answer_due:
+                stream.failures += 1
+                stream.rewind(0)
+                stream.answer_due = None
+                effects += self._pump(peer, now)
+            elif stream.busy_until and now >= stream.busy_until:
+                stream.busy_until = 0.0
+                effects += self._pump(peer, now)
+        return effects
+
+    def deadline(self) -> float | None:
+        """When on_timer is wanted next."""
+        times = [k.out.answer_due for k in self._peers.values() if k.out.answer_due is not None]
+        times += [k.out.busy_until for k in self._peers.values() if k.out.busy_until]
+        return min(times, default=None)
+
+    def not_sent(self, peer: AgentId, mail: Mail, now: float) -> None:
+        """The link is full: go on from there in a moment."""
+        stream = self._peer(peer).out
+        if mail.epoch == stream.epoch:
+            stream.rewind(mail.first - 1)
+            stream.busy_until = now + FULL_LINK_S
+            if not stream.on_wire:
+                stream.answer_due = None
+
+    def flush(self, peer: AgentId, upto: int, now: float) -> list[Effect]:
+        """The driver says that all up to this number are durable."""
+        stream = self._peer(peer).out
+        if upto < stream.next_seq:  # else it speaks of the numbers before a new epoch
+            stream.durable = max(stream.durable, upto)
+        return self._pump(peer, now)
+
+    def loaded(self, peer: AgentId, items: list[Item], now: float, now_ms: int) -> list[Effect]:
+        """What a Load read."""
+        known = self._peer(peer)
+        for item in items:
+            if item.id in self._withdrawn and item.state not in WITHDRAWN:
+                item.body, item.state = None, self._withdrawn[item.id]
+        fresh = known.out.take_loaded(items)
+        proving, known.proving = known.proving, False
+        effects = self._apply_answer(known, peer, fresh, now, now_ms)
+        if proving and known.proving:  # what should wait under that number is not there
+            known.out.loading = known.proving = False
+            effects = self._start_over(known, now)
+        return effects + self._pump(peer, now)
+
+    # -- sending ------------------------------------------------------------------------------
+
+    def _pump(self, peer: AgentId, now: float) -> list[Effect]:
+        stream = self._peers[peer].out
+        if not stream.linked:
+            return []
+        effects: list[Effect] = []
+        if not stream.greeted:
+            effects += self._ask(peer, stream, now)
+        elif stream.busy_until <= now and not self._peers[peer].unproven:
+            while (frame := stream.next_frame()) is not None:
+                effects.append(Send(peer, frame))
+            sent, stream.first_sent = stream.first_sent, []
+            effects += [ReceiptChanged(peer, ident, MessageState.SENT, "") for ident in sent]
+            if stream.on_wire and stream.answer_due is None:
+                pause = max(self._config.answer_s, self._pause(stream, self._config.answer_s))
+                stream.answer_due = now + pause
+        if stream.wants_more():
+            effects.append(self._load(self._peers[peer], peer, stream.loaded + 1, LOAD_ITEMS_MAX))
+        return effects
+
+    def _ask(self, peer: AgentId, stream: SendStream, now: float) -> list[Effect]:
+        """Mail without messages: the answer tells how much the peer has of this epoch."""
+        if not stream.waiting or stream.answer_due is not None or stream.busy_until > now:
+            return []
+        pause = max(self._config.answer_s, self._pause(stream, self._config.answer_s))
+        stream.answer_due = now + pause
+        return [Send(peer, Mail(stream.epoch, stream.floor, stream.floor, ()))]
+
+    def _answered(self, ack: MailAck, peer: AgentId, now: float, now_ms: int) -> list[Effect]:
+        known = self._peer(peer)
+        stream = known.out
+        if ack.epoch not in (stream.epoch, NO_EPOCH):
+            return self._pump(peer, now)  # it speaks of another database; we asked about this one
+        if not stream.greeted:
+            stream.greeted, stream.answer_due = True, None
+        if ack.epoch == NO_EPOCH:
+            return self._pump(peer, now)  # it has nothing of ours
+        if ack.upto >= stream.next_seq:
+            return self._start_over(known, now) + self._pump(peer, now)
+        if known.answer is None or ack.upto >= known.answer.upto:
+            known.answer = ack
+        effects = self._apply_answer(known, peer, None, now, now_ms)
+        if ack.mode == _BUSY:
+            stream.rewind(ack.upto)
+            stream.answer_due = None
+            stream.failures += 1
+            stream.busy_until = now + self._pause(stream, self._config.busy_s)
+        elif ack.mode == _GAP and now >= stream.rewound_at + GAP_PAUSE_S:
+            stream.rewound_at = now
+            stream.rewind(ack.upto)
+        if ack.mode == _WELL:  # a gap is what all frames behind the first that had no room meet
+            stream.busy_until = 0.0
+        return effects + self._pump(peer, now)
+
+    def _apply_answer(
+        self, known: Correspondent, peer: AgentId, fresh: list[Item] | None, now: float, now_ms: int
+    ) -> list[Effect]:
+        """Settle what an answer covers; beyond what is in memory, as it is loaded."""
+        stream, ack = known.out, known.answer
+        if ack is None:
+            return []
+        if ack.upto < stream.floor:
+            known.answer = None
+            return []
+        if known.unproven:
+            named = _last_that_came(ack.upto, dict(ack.exceptions))
+            item = stream.find(named)
+            if item is None and fresh:
+                item = next((each for each in fresh if each.seq == named), None)
+            if item is None:
+                # The answer reaches beyond memory: look at that message before believing it.
+                return [] if stream.loading else [self._prove(known, peer, named)]
+            if item.hash != ack.last:
+                return self._start_over(known, now)
+            known.checked = (named, ack.last)
+        return self._settle(known, peer, ack, now, now_ms)
+
+    def _settle(
+        self, known: Correspondent, peer: AgentId, ack: MailAck, now: float, now_ms: int
+    ) -> list[Effect]:
+        stream = known.out
+        exceptions = dict(ack.exceptions)
+        unsaid = [
+            item
+            for seq, why in ack.exceptions
+            if not why and seq <= ack.upto and (item := stream.find(seq)) is not None
+            if item.state not in WITHDRAWN
+        ]
+        if any(not 0 < item.expires_ms <= now_ms for item in unsaid):
+            return self._start_over(known, now)  # we never withdrew that
+        effects: list[Effect] = []
+        for item in unsaid:  # its recipient saw that its time was up before we did
+            effects += self.withdraw(peer, item.seq, item.id, MessageState.EXPIRED, now_ms)
+        for item in stream.settle(min(ack.upto, stream.loaded)):
+            why = exceptions.get(item.seq)
+            state = MessageState.DELIVERED if why is None else MessageState.REFUSED
+            if why == "":
+                state = item.state
+            self._withdrawn.pop(item.id, None)
+            effects.append(Persist(OutState(peer, item.seq, item.id, state, why or "", now_ms)))
+            effects.append(ReceiptChanged(peer, item.id, state, why or ""))
+        if effects:
+            stream.failures = 0
+            stream.answer_due = now + self._config.answer_s if stream.on_wire else None
+        if stream.floor > ack.upto:
+            known.answer = None
+        return effects
+
+    def _load(self, known: Correspondent, peer: AgentId, first: int, limit: int) -> Load:
+        known.out.loading = True
+        return Load(peer, first, limit)
+
+    def _prove(self, known: Correspondent, peer: AgentId, seq: int) -> Load:
+        known.proving = True
+        return self._load(known, peer, seq, 1)
+
+    def _pause(self, stream: SendStream, first_s: float) -> float:
+        return backoff_s(stream.failures, first_s, self._config.longest_pause_s, self._rng)
+
+    def _start_over(self, liar: Correspondent, now: float) -> list[Effect]:
+        """A recipient holds numbers that we never gave: our database is from an earlier day."""
+        self.refused["numbers from another day"] += 1
+        liar.answer = None
+        if now < self._start_over_at + START_OVER_S:
+            return []  # the epoch is of this run, so only a lie can contradict it
+        self._start_over_at = now
+        self._epoch = self._rng.randbytes(EPOCH_BYTES)
+        effects: list[Effect] = [Persist(NewEpoch(self._epoch))]
+        for peer, known in self._peers.items():
+            old = known.out
+            known.out = SendStream(self._epoch, old.waiting + 1, 1)
+            known.out.linked = known.out.greeted = old.linked
+            known.out.durable = 0
+            known.out.loading = known.out.outdated = old.loading
+            known.answer, known.checked, known.proving = None, (0, b""), False
+            # Loading waits for the commit, as every effect does: it reads the new numbers.
+            effects.append(Flush(peer, old.waiting))
+        return effects
+
+    # -- receiving ----------------------------------------------------------------------------
+
+    def take(self, mail: Mail, peer: AgentId, now_ms: int) -> list[Effect]:
+        """Mail from a peer, over a link or from the spool: what is news is kept, then answered."""
+        if mail.first + len(mail.items) > WHOLE_MAX:
+            raise RemoteProtocolError("A message's number is beyond the limit.")
+        known = self._peer(peer)
+        if mail.epoch not in known.inward:
+            if len(known.inward) >= EPOCHS_KEPT_MAX:
+                del known.inward[next(iter(known.inward))]
+            known.inward[mail.epoch] = ReceiveStream()
+        stream = known.inward[mail.epoch] = known.inward.pop(mail.epoch)  # the latest comes last
+        stream.doubted = stream.doubted or stream.contradicts(mail)
+        if stream.doubted:
+            return self._answer(peer, mail.epoch)  # it names what we have: the sender starts over
+        effects: list[Effect] = []
+        if mail.floor > stream.seq + 1:
+            # Settled with an earlier database of ours: it will never come again.
+            stream.seq, stream.last = mail.floor - 1, NO_HASH
+        stream.forget_below(mail.floor)
+        mode = _GAP if mail.first > stream.seq + 1 else _WELL
+        before = stream.seq
+        for seq, body in enumerate(mail.items, mail.first):
+            if seq != stream.seq + 1:
+                continue
+            if self._is_full() or len(stream.exceptions) >= MAIL_ITEMS_MAX:
+                mode = _BUSY
+                known.told_busy = True
+                break
+            effects += self._take_one(stream, mail.epoch, seq, body, peer, now_ms)
+        if stream.seq != before:
+            effects.append(Persist(self._watermark(peer, mail.epoch, stream)))
+        return effects + self._answer(peer, mail.epoch, mode)
+
+    def _take_one(
+        self,
+        stream: ReceiveStream,
+        epoch: bytes,
+        seq: int,
+        body: bytes | None,
+        peer: AgentId,
+        now_ms: int,
+    ) -> list[Effect]:
+        stream.seq = seq
+        if body is None:
+            stream.exceptions[seq] = ""
+            return []
+        stream.last = body_hash(body)
+        try:
+            message = parse_body(body)
+            if message.kind == RECEIPT_KIND:
+                return self._take_receipt(peer, message, now_ms)
+        except RemoteProtocolError as error:
+            self.refused["malformed message"] += 1
+            stream.exceptions[seq] = error.message[:TEXT_CHARACTERS_MAX]
+            return []
+        self.unread += 1
+        return [
+            Persist(InRow(peer, epoch, seq, message.id, body, now_ms)),
+            Deliver(peer, message),
+        ]
+
+    def _take_receipt(self, peer: AgentId, message: Message, now_ms: int) -> list[Effect]:
+        match message.data:
+            case {"id": str() as ident, "state": ("seen" | "done") as state} if is_id(ident):
+                return [
+                    Persist(Receipt(peer, ident, state, now_ms)),
+                    ReceiptChanged(peer, ident, MessageState(state), ""),
+                ]
+        raise RemoteProtocolError("A receipt names a message and `seen` or `done`.")
+
+    def _answer(self, peer: AgentId, epoch: bytes, mode: int = 0) -> list[Effect]:
+        stream = self._peer(peer).inward.get(epoch) or ReceiveStream()
+        exceptions = tuple(sorted(stream.exceptions.items()))
+        return [Send(peer, MailAck(epoch, stream.seq, stream.last, mode, exceptions))]
+
+    def _watermark(self, peer: AgentId, epoch: bytes, stream: ReceiveStream) -> Watermark:
+        exceptions = tuple(sorted(stream.exceptions.items()))
+        return Watermark(peer, epoch, stream.seq, stream.last, exceptions)
+
+    def _latest_epoch(self, known: Correspondent) -> bytes:
+        return next(reversed(known.inward), NO_EPOCH)
+
+    def _is_full(self) -> bool:
+        return self.suspended or self.unread >= self._config.unread_max
+
+    def _peer(self, peer: AgentId) -> Correspondent:
+        known = self._peers.get(peer)
+        if known is None:
+            known = self._peers[peer] = Correspondent(SendStream(self._epoch))
+        return known

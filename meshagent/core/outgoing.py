@@ -1,0 +1,191 @@
+"""What waits for one peer, and what of it is on the wire. Never decides whether it arrived.
+
+A stream is every message from us to one peer in one epoch, numbered 1, 2, 3 … without a gap. A
+message that was cancelled or has expired keeps its number and travels as nothing, so the peer can
+always tell "not yet" from "never", and whether it had come before. Messages wait on disk; only a
+window of them is in memory, and only while the peer has a link.
+
+    settled ≤ floor-1 │ floor … sent: on the wire, no word yet │ … loaded: in memory │ … disk
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from meshagent.core.frames import MAIL_ITEMS_MAX, Mail
+from meshagent.core.messages import MessageState, body_hash
+from meshagent.core.ports import OutEntry
+
+__all__ = ["Item", "SendStream"]
+
+WINDOW_ITEMS_MAX = 4096  # in memory per linked peer: a few round trips at full speed
+WINDOW_BYTES_MAX = 8 * 1024 * 1024  # eight of the largest messages
+FRAME_BYTES_MAX = 256 * 1024  # a batch; one larger message travels alone
+WITHDRAWN = frozenset({MessageState.EXPIRED, MessageState.CANCELLED})
+
+
+@dataclass(slots=True)
+class Item:
+    """One message of a stream. `body` is None once it was withdrawn."""
+
+    seq: int
+    id: str
+    body: bytes | None
+    hash: bytes
+    expires_ms: int
+    state: MessageState
+
+    @classmethod
+    def from_entry(cls, entry: OutEntry) -> Item:
+        """As it was read from disk."""
+        state = MessageState(entry.state)
+        body = None if state in WITHDRAWN else entry.body
+        return cls(entry.seq, entry.id, body, body_hash(entry.body), entry.expires_ms, state)
+
+    @property
+    def size(self) -> int:
+        """What it takes in memory and on the wire."""
+        return 64 + (len(self.body) if self.body is not None else 0)
+
+
+@dataclass(slots=True)
+class SendStream:
+    """The messages to one peer."""
+
+    epoch: bytes
+    next_seq: int = 1
+    floor: int = 1
+    items: deque[Item] = field(default_factory=deque)
+    loaded_bytes: int = 0
+    sent: int = 0
+    durable: int = 0
+    linked: bool = False
+    greeted: bool = False
+    loading: bool = False
+    """A read from disk is under way: one at a time, and whatever happens to the link."""
+    outdated: bool = False
+    """That read began under other numbers: what it brings is not for this stream."""
+    busy_until: float = 0.0
+    answer_due: float | None = None
+    failures: int = 0
+    rewound_at: float = float("-inf")
+    first_sent: list[str] = field(default_factory=list)
+    """Ids that went on the wire for the first time and were not reported yet."""
+
+    def __post_init__(self) -> None:
+        self.sent = self.floor - 1
+        self.durable = self.next_seq - 1
+
+    @property
+    def loaded(self) -> int:
+        """The highest number in memory."""
+        return self.floor - 1 + len(self.items)
+
+    @property
+    def waiting(self) -> int:
+        """How many have not been settled."""
+        return self.next_seq - self.floor
+
+    @property
+    def on_wire(self) -> bool:
+        """Whether something was sent that has no answer yet."""
+        return self.sent >= self.floor
+
+    def add(self, item: Item) -> None:
+        """A new message: kept in memory when it is next in line and there is room."""
+        assert item.seq == self.next_seq
+        self.next_seq += 1
+        if self.linked and self.loaded == item.seq - 1 and self._has_room():
+            self._append(item)
+
+    def wants_more(self) -> bool:
+        """Whether the next ones should be read from disk."""
+        return (
+            self.linked
+            and not self.loading
+            and self.loaded < self.durable
+            and len(self.items) < WINDOW_ITEMS_MAX // 2
+            and self._has_room()
+        )
+
+    def take_loaded(self, items: list[Item]) -> list[Item]:
+        """What was read from disk, in order, if it is for us; what we have is passed over."""
+        usable = self.loading and self.linked and not self.outdated
+        self.loading = self.outdated = False
+        if not usable:
+            return []
+        for item in items:
+            if item.seq == self.loaded + 1 and self._has_room():
+                self._append(item)
+        return items
+
+    def next_frame(self) -> Mail | None:
+        """The next batch for the wire; only what is durable here leaves."""
+        chosen: list[Item] = []
+        size = 0
+        at = self.sent + 1 - self.floor
+        while at < len(self.items) and len(chosen) < MAIL_ITEMS_MAX:
+            item = self.items[at]
+            if item.seq > self.durable or (chosen and size + item.size > FRAME_BYTES_MAX):
+                break
+            chosen.append(item)
+            size += item.size
+            at += 1
+        if not chosen:
+            return None
+        self.sent = chosen[-1].seq
+        for item in chosen:
+            if item.state is MessageState.QUEUED:
+                item.state = MessageState.SENT
+                self.first_sent.append(item.id)
+        return Mail(self.epoch, self.floor, chosen[0].seq, tuple(each.body for each in chosen))
+
+    def settle(self, upto: int) -> list[Item]:
+        """All up to this number are settled; those that were in memory."""
+        settled = []
+        while self.items and self.items[0].seq <= upto:
+            item = self.items.popleft()
+            self.loaded_bytes -= item.size
+            settled.append(item)
+        self.floor = max(self.floor, upto + 1)
+        self.sent = max(self.sent, upto)
+        return settled
+
+    def withdraw(self, seq: int, ident: str, state: MessageState) -> bool:
+        """Its number travels as nothing from now on; False when that was so before."""
+        item = self.find(seq)
+        if item is None or item.id != ident:  # whoever read its number may have read an old one
+            item = next((each for each in self.items if each.id == ident), None)
+        if item is None:
+            return True
+        if item.state in WITHDRAWN:
+            return False
+        self.loaded_bytes -= item.size
+        item.body, item.state = None, state
+        self.loaded_bytes += item.size
+        return True
+
+    def rewind(self, after: int) -> None:
+        """What was sent beyond `after` did not arrive: send it again."""
+        self.sent = max(self.floor - 1, min(self.sent, after))
+
+    def unlink(self) -> None:
+        """The peer is away: memory is for those who are here."""
+        self.linked = False
+        self.items.clear()
+        self.loaded_bytes = 0
+        self.sent = self.floor - 1
+        self.answer_due = None
+
+    def find(self, seq: int) -> Item | None:
+        """The item with this number, when it is in memory."""
+        at = seq - self.floor
+        return self.items[at] if 0 <= at < len(self.items) else None
+
+    def _append(self, item: Item) -> None:
+        self.items.append(item)
+        self.loaded_bytes += item.size
+
+    def _has_room(self) -> bool:
+        return len(self.items) < WINDOW_ITEMS_MAX and self.loaded_bytes < WINDOW_BYTES_MAX

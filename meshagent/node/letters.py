@@ -1,0 +1,130 @@
+"""Messages as a program holds them: a receipt for one sent, a letter for one received."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from meshagent.core.messages import PROGRESS, MessageState, parse_body
+from meshagent.core.ports import InEntry
+from meshagent.errors import DeliveryTimeout, MeshError
+
+if TYPE_CHECKING:
+    from meshagent.node.mailroom import Mailroom
+
+__all__ = ["Letter", "Receipt"]
+
+DELIVERED_RANK = PROGRESS[MessageState.DELIVERED]
+_FAILED = frozenset({MessageState.EXPIRED, MessageState.REFUSED, MessageState.CANCELLED})
+
+
+class Receipt:
+    """How far a message of ours has come. It is durable: the message stays queued until it ends."""
+
+    def __init__(self, ident: str, to: str) -> None:
+        self.id = ident
+        self.to = to
+        self.state = MessageState.QUEUED
+        self.reason = ""
+        self._history = [self.state]
+        self._changed: asyncio.Event | None = None
+
+    def __repr__(self) -> str:
+        return f"<Receipt {self.id} to {self.to}: {self.state.value}>"
+
+    async def delivered(self, timeout: float | None = None) -> Receipt:
+        """Until it is durable at the recipient; DeliveryTimeout when that takes longer.
+
+        MeshError when it ended otherwise: expired, refused (with the reason) or cancelled.
+        """
+        return await self.reached(MessageState.DELIVERED, timeout)
+
+    async def reached(self, state: MessageState | str, timeout: float | None = None) -> Receipt:
+        """Until it has come at least as far as `state`."""
+        rank = PROGRESS[MessageState(state)]
+        try:
+            async with asyncio.timeout(timeout):
+                while self.state in _FAILED or PROGRESS[self.state] < rank:
+                    if self.state in _FAILED:
+                        reason = f" ({self.reason})" if self.reason else ""
+                        raise MeshError(f"The message {self.id} was {self.state}{reason}.")
+                    await self._change()
+        except TimeoutError:
+            raise DeliveryTimeout(
+                f"The message {self.id} is {self.state} after {timeout:g} s; it stays queued.",
+                id=self.id,
+            ) from None
+        return self
+
+    async def settled(self) -> None:
+        """Until it was delivered, or ended otherwise."""
+        while PROGRESS[self.state] < DELIVERED_RANK and self.state not in _FAILED:
+            await self._change()
+
+    async def watch(self) -> AsyncIterator[MessageState]:
+        """Every state it has been in and comes to, in order, until it has ended."""
+        shown = 0
+        while True:
+            while shown < len(self._history):
+                yield self._history[shown]
+                shown += 1
+            if self.state in _FAILED or self.state is MessageState.DONE:
+                return
+            await self._change()
+
+    def advance(self, state: MessageState, reason: str) -> None:
+        """The node has news."""
+        if PROGRESS[state] > PROGRESS[self.state]:
+            self.state, self.reason = state, reason
+            self._history.append(state)
+            if self._changed is not None:
+                self._changed.set()
+                self._changed = None
+
+    async def _change(self) -> None:
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        await self._changed.wait()
+
+
+class Letter:
+    """A message that came. It stays in the inbox, and is handed out again, until `done`."""
+
+    def __init__(self, entry: InEntry, room: Mailroom) -> None:
+        message = parse_body(entry.body)
+        self._entry, self._room = entry, room
+        self.id = message.id
+        self.sender = entry.sender
+        self.kind = message.kind
+        self.text = message.text
+        self.data: Any = message.data
+        self.thread = message.thread or message.id
+        self.reply_to = message.reply_to
+        self.attachments: tuple[Any, ...] = ()
+        self.failures = entry.failures
+
+    def __repr__(self) -> str:
+        return f"<Letter {self.id} from {self.sender}>"
+
+    async def seen(self) -> None:
+        """It was shown to a person, or put into a model's context; its sender learns that."""
+        await self._room.read(self.id)
+
+    async def done(self) -> None:
+        """It was acted upon: it will not be handed out again, and its sender learns that."""
+        await self._room.done(self.id)
+
+    async def reply(self, text: str = "", *, data: Any = None) -> Receipt:
+        """Answer its sender, in the same thread."""
+        (receipt,) = await self._room.send(
+            self.sender, text, data=data, thread=self.thread, reply_to=self.id
+        )
+        return receipt
+
+    async def failed(self, times_max: int) -> bool:
+        """A handler failed on it; after so many times it is parked, visibly. True when it is."""
+        self.failures += 1
+        parked = self.failures >= times_max
+        await self._room.mark(self._entry, "parked" if parked else "unread", self.failures)
+        return parked

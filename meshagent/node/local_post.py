@@ -1,0 +1,230 @@
+"""The spool's driver: drops what waits for absent agents of this machine, takes what was left.
+
+Decides when to drop, never what counts as news: that is delivery's. Invariant: a file is removed
+only after what it holds is durable in our own database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from meshagent.core.frames import MAIL_ITEMS_MAX, Mail
+from meshagent.core.identity import Identity, verify
+from meshagent.core.messages import MessageState, parse_body
+from meshagent.core.outgoing import FRAME_BYTES_MAX, WITHDRAWN
+from meshagent.core.ports import OutEntry, Store
+from meshagent.core.spooling import DROP_BYTES_MAX, pack_drop, parse_drop
+from meshagent.core.types import AgentId
+from meshagent.errors import MeshError, RemoteProtocolError
+from meshagent.transports.spool import Spool
+
+if TYPE_CHECKING:
+    from meshagent.node.driver import Driver
+
+__all__ = ["FolderPost", "LocalPost"]
+
+T = TypeVar("T")
+
+LOOK_S = 30.0  # a running agent has links; the spool is for when it had not
+SETTLE_S = 2.0  # after a start: whoever is here is linked by then, and needs no file
+TAKE_FIRST_S = 1.0  # a join waits so long for what was left for it; a long backlog comes behind
+TAKE_FILES_MAX = 16  # in memory and in one commit: a few MiB
+GATHER_S = 0.02  # messages that come together share a file and its sync
+
+
+class LocalPost:
+    """No spool: for nodes that share no folder with anybody."""
+
+    async def start(self, driver: Driver) -> None:
+        """The node has started."""
+
+    def pending(self, peer: AgentId) -> None:
+        """Something for this peer has become durable."""
+
+    async def withdrawn(self, peer: AgentId) -> None:
+        """Something for this peer was taken back, or has expired; durably."""
+
+    async def close(self) -> None:
+        """The node ends."""
+
+
+class FolderPost(LocalPost):
+    """The spool in the mesh folder."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        store: Store,
+        identity: Identity,
+        mesh_id: bytes,
+        is_local: Callable[[AgentId], bool],
+    ) -> None:
+        self._spool, self._store, self._is_local = spool, store, is_local
+        self._identity, self._mesh_id = identity, mesh_id
+        self._dropped: dict[AgentId, tuple[bytes, int]] = {}
+        self._dropping: dict[AgentId, asyncio.Task[None]] = {}
+        self._more: set[AgentId] = set()
+
+    async def start(self, driver: Driver) -> None:
+        """Take what was left for us, before anything else if it is little; look now and then."""
+        self._driver = driver
+        self._pool = ThreadPoolExecutor(1, "meshagent-spool")
+        self._taking = asyncio.create_task(self._take())
+        self._looking = asyncio.create_task(self._look())
+        await asyncio.wait([self._taking], timeout=TAKE_FIRST_S)
+
+    async def close(self) -> None:
+        """Leave what waits for those who are away: we may not come back soon. The thread ends."""
+        looking = (self._taking, self._looking)
+        for task in looking:
+            task.cancel()
+        await asyncio.gather(*self._dropping.values(), *looking, return_exceptions=True)
+        try:
+            await self._drop_all()
+        except MeshError as error:
+            self._driver.log.warning("not dropped: %s", error)
+        finally:
+            self._pool.shutdown(wait=True)
+
+    def pending(self, peer: AgentId) -> None:
+        """Drop what waits for an agent of this machine that has no link."""
+        self._more.add(peer)  # one that drops already must look once more
+        if peer in self._dropping or self._is_linked(peer) or not self._is_local(peer):
+            return
+        self._dropping[peer] = asyncio.create_task(self._gather(peer))
+
+    async def withdrawn(self, peer: AgentId) -> None:
+        """Write the files anew that hold what was taken back: their numbers carry nothing now."""
+        if (dropping := self._dropping.get(peer)) is not None:
+            await asyncio.gather(dropping, return_exceptions=True)
+        if not self._is_local(peer) or (start := await self._stream(peer)) is None:
+            return
+        epoch, floor = start
+        for first, last in await self._in_thread(self._spool.dropped, peer, epoch):
+            limit = last - first + 1
+            entries = [e for e in await self._store.pending(peer, first, limit) if e.seq <= last]
+            if entries:
+                await self._write(peer, _mail(epoch, floor, entries), first, last)
+
+    async def _gather(self, peer: AgentId) -> None:
+        await asyncio.sleep(GATHER_S)
+        try:
+            while peer in self._more and not self._is_linked(peer):
+                self._more.discard(peer)
+                if (start := await self._stream(peer)) is not None:
+                    await self._drop(peer, *start)
+        except MeshError as error:
+            self._driver.log.warning("not dropped for %s: %s", peer, error)
+        finally:
+            del self._dropping[peer]  # with the last look at `_more`: nothing comes between
+
+    async def _drop_all(self) -> None:
+        """What waits for every agent of this machine that has no link."""
+        start = await self._store.mail_start()
+        for stream in start.streams:
+            peer = AgentId(stream.peer)
+            waits = stream.floor < stream.next_seq and peer not in self._dropping
+            if waits and self._is_local(peer) and not self._is_linked(peer):
+                await self._drop(peer, start.epoch, stream.floor)
+
+    async def _drop(self, peer: AgentId, epoch: bytes, floor: int) -> None:
+        """All that is not in a file of this run yet.
+
+        Files of an earlier run don't count: if our database was put back since then, the same
+        numbers mean other messages in them, and the recipient must be able to see that.
+        """
+        known, upto = self._dropped.get(peer, (epoch, 0))
+        first = max(floor, upto + 1 if known == epoch else 0)
+        while entries := list(await self._store.pending(peer, first, MAIL_ITEMS_MAX)):
+            if await self._stream(peer) != (epoch, floor):
+                self._more.add(peer)  # numbers have changed while we read
+                return
+            mail = _mail(epoch, floor, entries)
+            last = mail.first + len(mail.items) - 1
+            await self._write(peer, mail, mail.first, last)
+            self._dropped[peer] = (epoch, last)
+            first = last + 1
+
+    async def _write(self, peer: AgentId, mail: Mail, first: int, last: int) -> None:
+        data = pack_drop(self._identity, self._mesh_id, peer, mail)
+        await self._in_thread(self._spool.drop, peer, mail.epoch, first, last, data)
+
+    async def _stream(self, peer: AgentId) -> tuple[bytes, int] | None:
+        """Our epoch and the first number that waits; from the disk when the engine has ended."""
+        if self._driver.runs:
+            return self._driver.mesh.numbers(peer)
+        start = await self._store.mail_start()
+        floors = [each.floor for each in start.streams if each.peer == peer]
+        return (start.epoch, floors[0]) if floors else None
+
+    def _is_linked(self, peer: AgentId) -> bool:
+        return self._driver.runs and self._driver.is_linked(peer)
+
+    async def _look(self) -> None:
+        await asyncio.sleep(SETTLE_S)
+        while True:
+            try:
+                await self._taking
+                await self._drop_all()
+            except MeshError as error:
+                self._driver.log.warning("the spool waits: %s", error)
+            await asyncio.sleep(LOOK_S)
+            self._taking = asyncio.create_task(self._take())
+
+    async def _take(self) -> None:
+        files = self._spool.mine(DROP_BYTES_MAX)
+        while found := await self._in_thread(lambda: list(islice(files, TAKE_FILES_MAX))):
+            # In order, and in one commit: each is decided upon before the first is waited for.
+            if not all(await asyncio.gather(*(self._take_one(*each) for each in found))):
+                return  # our disk or inbox is full: the files wait
+
+    async def _take_one(self, path: Path, data: bytes | None) -> bool:
+        try:
+            if data is None:
+                raise RemoteProtocolError("The file can't be read.")
+            drop = parse_drop(data, self._identity.agent, self._mesh_id, verify)
+            if not await self._driver.take(replace(drop, mail=_still_wanted(drop.mail))):
+                return False
+        except RemoteProtocolError as error:
+            self._driver.log.warning("a file in the spool was refused: %s", error)
+        with contextlib.suppress(OSError):
+            await self._in_thread(path.unlink)
+        return True
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: function(*arguments))
+
+
+def _mail(epoch: bytes, floor: int, entries: list[OutEntry]) -> Mail:
+    size = 0
+    items: list[bytes | None] = []
+    for entry in entries:
+        body = None if MessageState(entry.state) in WITHDRAWN else entry.body
+        size += len(body or b"")
+        if items and size > FRAME_BYTES_MAX:
+            break
+        items.append(body)
+    return Mail(epoch, min(floor, entries[0].seq), entries[0].seq, tuple(items))
+
+
+def _still_wanted(mail: Mail) -> Mail:
+    """Without what has expired: its sender may have ended before it could say so. One machine has
+    one clock, so ours is the sender's."""
+    now_ms = time.time_ns() // 1_000_000
+    return replace(mail, items=tuple(None if _expired(b, now_ms) else b for b in mail.items))
+
+
+def _expired(body: bytes | None, now_ms: int) -> bool:
+    try:
+        return body is not None and 0 < parse_body(body).expires_ms <= now_ms
+    except RemoteProtocolError:
+        return False

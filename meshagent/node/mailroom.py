@@ -1,0 +1,257 @@
+"""What sessions do with messages: send, inbox, read, done, outbox, cancel, log.
+
+Decides whom a name means and what a session is shown. Every change is durable before it returns.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from meshagent.core.addressing import Known, resolve
+from meshagent.core.messages import (
+    RECEIPT_KIND,
+    Message,
+    MessageState,
+    new_message_id,
+    parse_body,
+)
+from meshagent.core.ports import InEntry, InState, LogEntry, OutEntry, Store
+from meshagent.core.types import AgentId, is_agent_id
+from meshagent.errors import NoSuchPeer, RemoteProtocolError, UsageError
+from meshagent.node.driver import Driver
+from meshagent.node.letters import Receipt
+from meshagent.node.views import iso
+
+__all__ = ["Mailroom"]
+
+LIST_MAX = 1000  # shown at once unless more is asked for
+SCAN_ROWS = 200  # read from disk at once while looking through the inbox
+DEFAULT_KIND = "text"
+_TAKEN_BACK = frozenset({MessageState.QUEUED})
+
+
+class Mailroom:
+    """The messages of one agent."""
+
+    def __init__(self, driver: Driver, store: Store, known: Callable[[], Sequence[Known]]) -> None:
+        self._driver, self._store, self._known = driver, store, known
+        self._rng = random.SystemRandom()
+
+    # -- sending ------------------------------------------------------------------------------
+
+    def recipients(self, to: str) -> list[AgentId]:
+        """Whom `to` means now."""
+        if is_agent_id(to):
+            return [AgentId(to)]  # no need to look at who is known, which takes the disk
+        return resolve(to, self._known(), self._driver.agent)
+
+    async def send(
+        self,
+        to: str,
+        text: str = "",
+        *,
+        data: Any = None,
+        kind: str = DEFAULT_KIND,
+        thread: str = "",
+        reply_to: str = "",
+        ttl_s: float | None = None,
+    ) -> list[Receipt]:
+        """Accept a message for each recipient; durable when this returns."""
+        if kind == RECEIPT_KIND:
+            raise UsageError(f"The kind {kind!r} is the mesh's own.", hint="Choose another kind.")
+        now_ms = time.time_ns() // 1_000_000
+        expires_ms = 0 if ttl_s is None else now_ms + int(ttl_s * 1000)
+        sent = []
+        recipients = self.recipients(to)
+        if self._driver.agent in recipients:
+            raise UsageError(
+                f"{to!r} is this agent itself.", hint="Send as another one: --as AGENT"
+            )
+        for peer in recipients:
+            message = Message(
+                new_message_id(self._rng), kind, text, now_ms, data, thread, reply_to,
+                expires_ms=expires_ms,
+            )  # fmt: skip
+            receipt = self._driver.receipts[message.id] = Receipt(message.id, peer)
+            await self._driver.send(peer, message)
+            sent.append(receipt)
+        return sent
+
+    async def receipt(self, ident: str) -> dict[str, Any]:
+        """How far a message of ours has come."""
+        entry = await self._one_out(ident)
+        return _receipt(entry)
+
+    async def outbox(self, limit: int = LIST_MAX, ended: bool = False) -> list[dict[str, Any]]:
+        """What waits, oldest first."""
+        rows = await self._store.outbox(limit, ended=ended)
+        return [view for row in rows if (view := self._out_view(row)) is not None]
+
+    async def waits(self) -> bool:
+        """Whether anything has not ended yet."""
+        return bool(await self._store.outbox(1))
+
+    async def cancel(self, ident: str) -> dict[str, Any]:
+        """Take back a message that has not left yet."""
+        entry = await self._one_out(ident)
+        if MessageState(entry.state) not in _TAKEN_BACK or entry.settled:
+            raise UsageError(
+                f"The message {entry.id} is {entry.state} and can't be taken back.",
+                hint="See how far it has come: meshagent outbox",
+            )
+        await self._driver.withdraw([entry], MessageState.CANCELLED)
+        after = await self._one_out(entry.id)
+        if MessageState(after.state) is not MessageState.CANCELLED:
+            raise UsageError(f"The message {after.id} is {after.state}: it had left already.")
+        return _receipt(after)
+
+    # -- receiving ----------------------------------------------------------------------------
+
+    async def inbox(
+        self, limit: int = LIST_MAX, unread: bool = False, upto: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The newest messages that came (up to a position), oldest of them first."""
+        found: list[dict[str, Any]] = []
+        after = 0
+        while rows := await self._store.inbox(after, SCAN_ROWS, unread=unread):
+            found += [self._in_view(row) for row in rows if upto is None or row.position <= upto]
+            del found[: max(0, len(found) - limit)]
+            after = rows[-1].position
+        return found
+
+    async def newest(self) -> int:
+        """The position of the newest message that came."""
+        return await self._store.newest()
+
+    async def since(self, position: int) -> list[tuple[int, dict[str, Any]]]:
+        """Every message beyond a position, with its own."""
+        rows = await self._store.inbox(position, SCAN_ROWS)
+        return [(row.position, self._in_view(row)) for row in rows]
+
+    async def entries(self, after: int, unread: bool = True) -> Sequence[InEntry]:
+        """A stretch of the inbox beyond a position."""
+        return await self._store.inbox(after, SCAN_ROWS, unread=unread)
+
+    async def read(self, ident: str) -> dict[str, Any]:
+        """One message; its sender learns that it was seen."""
+        entry = await self.one_in(ident)
+        if entry.state == "unread":
+            await self.mark(entry, "seen")
+        return self._in_view(await self.one_in(entry.id))
+
+    async def done(self, ident: str) -> dict[str, Any]:
+        """The message was acted upon; its sender learns that."""
+        entry = await self.one_in(ident)
+        if entry.state != "done":
+            await self.mark(entry, "done")
+        return self._in_view(await self.one_in(entry.id))
+
+    async def mark(self, entry: InEntry, state: str, failures: int = 0) -> None:
+        """Note what became of a message, and tell its sender, in one commit."""
+        now_ms = time.time_ns() // 1_000_000
+        row = InState(entry.sender, entry.id, state, failures, now_ms)
+        freed = 1 if state in ("done", "parked") and entry.state not in ("done", "parked") else 0
+        if state in ("seen", "done"):
+            word = Message(
+                new_message_id(self._rng), RECEIPT_KIND, "", now_ms,
+                {"id": entry.id, "state": state},
+            )  # fmt: skip
+            await self._driver.send(AgentId(entry.sender), word, [row])
+            await self._driver.keep([], freed)
+        else:
+            await self._driver.keep([row], freed)
+
+    async def log(
+        self, limit: int = LIST_MAX, search: str = "", peer: str = "", kind: str = ""
+    ) -> list[dict[str, Any]]:
+        """The audit trail, oldest first."""
+        agent = self.recipients(peer)[0] if peer else ""
+        rows = await self._store.log(limit, search=search, peer=agent, kind=kind)
+        views = [self._log_view(row) for row in rows]
+        return [view for view in views if view["kind"] != RECEIPT_KIND]
+
+    # -- copies -------------------------------------------------------------------------------
+
+    async def backup(self, path: str) -> dict[str, Any]:
+        """A copy of this agent's messages, while the node runs."""
+        await self._driver.backup(path)
+        return {"agent": self._driver.agent, "file": path}
+
+    async def restore(self, path: str) -> dict[str, Any]:
+        """Go on from a copy, under a new epoch."""
+        await self._driver.restore(path)
+        return {"agent": self._driver.agent, "file": path}
+
+    # -- finding ------------------------------------------------------------------------------
+
+    async def one_in(self, ident: str) -> InEntry:
+        """The message that came with this id, or a unique beginning of it."""
+        entry: InEntry = _only(await self._store.incoming(ident), ident, "inbox")
+        return entry
+
+    async def _one_out(self, ident: str) -> OutEntry:
+        entry: OutEntry = _only(await self._store.outgoing(ident), ident, "outbox")
+        return entry
+
+    # -- views --------------------------------------------------------------------------------
+
+    def _in_view(self, entry: InEntry) -> dict[str, Any]:
+        view = _message_view(entry.body, entry.sender, self._driver.agent)
+        return view | {"received_at": iso(entry.received_ms / 1000), "state": entry.state}
+
+    def _out_view(self, entry: OutEntry) -> dict[str, Any] | None:
+        view = _message_view(entry.body, self._driver.agent, entry.peer)
+        if view["kind"] == RECEIPT_KIND:
+            return None
+        state = entry.state
+        delivery = self._driver.mesh.delivery
+        on_wire = delivery is not None and delivery.is_on_wire(AgentId(entry.peer), entry.seq)
+        if state == MessageState.QUEUED and on_wire:
+            state = MessageState.SENT.value
+        return view | {"received_at": None, "state": state, "reason": entry.reason}
+
+    def _log_view(self, entry: LogEntry) -> dict[str, Any]:
+        ends = (entry.peer, self._driver.agent)
+        view = _message_view(entry.body, *(ends if entry.direction == "in" else ends[::-1]))
+        received = iso(entry.at_ms / 1000) if entry.direction == "in" else None
+        return view | {"received_at": received, "state": entry.state, "reason": entry.reason}
+
+
+def _receipt(entry: OutEntry) -> dict[str, Any]:
+    return {"id": entry.id, "to": entry.peer, "state": entry.state, "reason": entry.reason}
+
+
+def _message_view(body: bytes, sender: str, to: str) -> dict[str, Any]:
+    try:
+        message = parse_body(body)
+    except RemoteProtocolError:
+        message = Message("?", "damaged", "(this message can't be read)", 0)
+    return {
+        "id": message.id,
+        "from": sender,
+        "to": to,
+        "kind": message.kind,
+        "text": message.text,
+        "data": message.data,
+        "thread": message.thread or message.id,
+        "reply_to": message.reply_to or None,
+        "attachments": [],
+        "sent_at": iso(message.created_ms / 1000),
+    }
+
+
+def _only(found: Sequence[Any], ident: str, where: str) -> Any:
+    if len(found) == 1:
+        return found[0]
+    exact = [each for each in found if each.id == ident]
+    if exact:
+        return exact[0]
+    if found:
+        ids = ", ".join(each.id for each in found)
+        raise UsageError(f"{ident!r} may be any of {ids}.", hint="Give more of the id.")
+    raise NoSuchPeer(
+        f"There is no message {ident!r} in the {where}.", hint=f"See: meshagent {where}"
+    )

@@ -1,0 +1,389 @@
+"""Outbox, inbox, streams and watermarks as tables: how rows change them, and what can be asked.
+
+Decides what each row means for what is kept; never begins a transaction for a write, and never
+decides what is sent. Invariants: the numbers of a stream have no gap and are never given twice in
+one epoch; a state is replaced only by one of a larger rank; a message that came is kept once.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from meshagent.core.ports import (
+    InEntry,
+    InRow,
+    InState,
+    MailStart,
+    NewEpoch,
+    OutEntry,
+    OutRow,
+    OutState,
+    Receipt,
+    Row,
+    Watermark,
+)
+from meshagent.errors import CorruptFile, StorageError
+from meshagent.storage.decay import quarantine, stream_start
+from meshagent.storage.schema import (
+    TABLES,
+    MetaRow,
+    StreamRow,
+    checksum,
+    encode_row,
+)
+from meshagent.storage.sealing import (
+    IN_CODES,
+    IN_COLUMNS,
+    IN_DONE,
+    IN_OPEN,
+    OUT_CODES,
+    OUT_COLUMNS,
+    OUT_DELIVERED,
+    OUT_WAITING,
+    REPLACES_BELOW,
+    advanced,
+    in_mark,
+    in_values,
+    out_mark,
+    out_values,
+    read_in,
+    read_out,
+    renumbered,
+    settled,
+)
+
+if TYPE_CHECKING:
+    import apsw
+
+    from meshagent.storage.database import Database
+
+__all__ = ["EPOCH_BYTES", "FOUND_MAX", "WATERMARKS_PER_SENDER_MAX", "MailTables", "misnumbered"]
+
+EPOCH_BYTES = 8
+FOUND_MAX = 8  # messages that an ambiguous prefix lists
+WATERMARKS_PER_SENDER_MAX = 64  # as many databases of a sender as delivery remembers
+RENUMBER_ROWS = 1_000  # read at once, so that memory stays flat whatever waits
+UNFIT = b"?"  # no checksum has this length
+
+_PUT_OUT = (
+    "INSERT INTO outbox(peer, seq, id, expires_ms, size, checksum, body) "
+    "VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)"
+)
+_ADVANCE_OUT = (
+    "UPDATE outbox SET state = ?1, settled = ?2, changed_ms = ?3, reason = ?4, mark = ?5 "
+    "WHERE id = ?6 AND peer = ?7 AND state < ?8 AND ?9 >= 0"
+)
+# By its number, a message stands beside its neighbours, which are settled with it; by its id, in
+# an index whose every page is touched.
+_ADVANCE_PENDING = (
+    "UPDATE outbox INDEXED BY outbox_pending SET state = ?1, settled = ?2, changed_ms = ?3, "
+    "reason = ?4, mark = ?5 WHERE peer = ?7 AND seq = ?9 AND settled = 0 AND id = ?6 AND state < ?8"
+)
+_ADVANCE_RECEIPT = (
+    "UPDATE outbox SET mark = advanced(CAST(mark AS BLOB), id, state, settled, changed_ms, reason, "
+    "?1, ?2), state = ?1, changed_ms = ?2, reason = '' WHERE id = ?3 AND peer = ?4 AND state < ?5"
+)
+_SETTLE_OUT = (
+    "UPDATE outbox SET settled = 1, mark = settled(CAST(mark AS BLOB), id, state, changed_ms, "
+    "reason) WHERE id = ? AND peer = ? AND state >= ? AND settled = 0"
+)
+_RENUMBER_OUT = (
+    "UPDATE outbox SET checksum = renumbered(CAST(checksum AS BLOB), peer, seq, ?1, id, "
+    "expires_ms, body), seq = ?1 WHERE position = ?2"
+)
+_PUT_IN = (
+    "INSERT INTO inbox(sender, id, received_ms, size, checksum, body) VALUES(?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT(id, sender) DO NOTHING"
+)
+_ADVANCE_IN = (
+    "UPDATE inbox SET state = ?, failures = ?, changed_ms = ?, mark = ? "  # noqa: S608
+    f"WHERE id = ? AND sender = ? AND state < {IN_DONE}"
+)
+_DROP_OLD_WATERMARKS = (
+    "DELETE FROM watermarks WHERE sender = ?1 AND rowid <= (SELECT rowid FROM watermarks "
+    "WHERE sender = ?1 ORDER BY rowid DESC LIMIT 1 OFFSET ?2)"
+)
+
+Entry = TypeVar("Entry", OutEntry, InEntry)
+
+
+def misnumbered(row: OutRow, expected: int) -> StorageError:
+    """A commit before this one failed, or a number was given twice."""
+    return StorageError(
+        f"The message {row.id} for {row.peer} has number {row.seq} where {expected} comes next.",
+        hint="Nothing of it was kept; send it again.",
+        expected=expected,
+    )
+
+
+def _on_damage(function: Callable[..., bytes]) -> Callable[..., bytes]:
+    """For SQL: a cell that is not what it was written as must leave a row that does not fit."""
+
+    def guarded(*cells: Any) -> bytes:
+        try:
+            return function(*cells)
+        except (AttributeError, TypeError, ValueError):
+            return UNFIT
+
+    return guarded
+
+
+class MailTables:
+    """The messages of one agent, both ways."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @staticmethod
+    def prepare(connection: apsw.Connection) -> None:
+        """Give the connection the functions that the statements use."""
+        for function, arguments in ((advanced, 8), (renumbered, 7), (settled, 5)):
+            connection.create_scalar_function(
+                function.__name__, _on_damage(function), arguments, deterministic=True
+            )
+
+    # -- writing, inside a transaction --------------------------------------------------------
+
+    def write(self, connection: apsw.Connection, rows: Sequence[Row]) -> None:
+        """Rows of one kind go together; kinds whose order means nothing pass each other."""
+        new_out: list[OutRow] = []
+        out_news: list[OutState | Receipt] = []
+        new_in: list[InRow] = []
+        in_news: list[InState] = []
+        marks: dict[tuple[str, bytes], Watermark] = {}
+        for row in rows:
+            match row:
+                case OutRow():
+                    new_out.append(row)
+                case OutState() | Receipt():
+                    out_news.append(row)
+                case InRow():
+                    new_in.append(row)
+                case InState():
+                    in_news.append(row)
+                case Watermark():
+                    marks.pop((row.sender, row.epoch), None)
+                    marks[row.sender, row.epoch] = row
+                case NewEpoch(epoch):
+                    self._write_out(connection, new_out, out_news)
+                    new_out, out_news = [], []
+                    self._renumber(connection, epoch)
+        self._write_out(connection, new_out, out_news)
+        if new_in:
+            connection.executemany(_PUT_IN, map(in_values, new_in))
+        if in_news:
+            connection.executemany(_ADVANCE_IN, map(_in_news, in_news))
+        self._write_watermarks(connection, list(marks.values()))
+
+    def _write_out(
+        self,
+        connection: apsw.Connection,
+        new: Sequence[OutRow],
+        news: Sequence[OutState | Receipt],
+    ) -> None:
+        if new:
+            self._write_streams(connection, new)
+            connection.executemany(_PUT_OUT, map(out_values, new))
+        for (kind, withdrawn), rows in groupby(news, _kind_of_news):
+            if kind is Receipt:
+                connection.executemany(_ADVANCE_RECEIPT, map(_receipt, rows))  # type: ignore[arg-type]
+            elif withdrawn:
+                for row in rows:
+                    self._withdraw(connection, row)  # type: ignore[arg-type]
+            else:
+                self._advance(connection, list(rows))  # type: ignore[arg-type]
+
+    def _write_streams(self, connection: apsw.Connection, new: Sequence[OutRow]) -> None:
+        next_seq: dict[str, int] = {}
+        for row in new:
+            expected = next_seq.get(row.peer) or self._next_seq(connection, row.peer)
+            if row.seq != expected:
+                raise misnumbered(row, expected)
+            next_seq[row.peer] = expected + 1
+        for peer, number in next_seq.items():
+            connection.execute(*encode_row(StreamRow(peer, number)))
+
+    def _next_seq(self, connection: apsw.Connection, peer: str) -> int:
+        table = TABLES[StreamRow]
+        for _, found, *cells in connection.execute(f"{table.select} WHERE peer = ?", (peer,)):
+            if found != checksum(table.name, [cell or b"" for cell in cells]):
+                raise CorruptFile(
+                    f"The number of the next message for {peer} was damaged on disk.",
+                    hint="All that waits gets new numbers when delivery begins again.",
+                )
+            number: int = table.decode(cells).next_seq
+            return number
+        return 1
+
+    def _advance(self, connection: apsw.Connection, rows: Sequence[OutState]) -> None:
+        before = connection.total_changes()
+        connection.executemany(_ADVANCE_PENDING, map(_out_news, rows))
+        if connection.total_changes() - before < len(rows):
+            connection.executemany(_ADVANCE_OUT, map(_out_news, rows))
+            # A receipt came before the answer: the state stays, and the number is settled.
+            settling = [row for row in rows if OUT_CODES[row.state] >= OUT_DELIVERED]
+            connection.executemany(
+                _SETTLE_OUT, [(row.id, row.peer, REPLACES_BELOW[row.state]) for row in settling]
+            )
+
+    def _withdraw(self, connection: apsw.Connection, row: OutState) -> None:
+        """The first word takes the message back; the second says that the recipient knows."""
+        before = connection.total_changes()
+        connection.execute(_ADVANCE_OUT, _out_news(row))
+        if connection.total_changes() == before:
+            connection.execute(_SETTLE_OUT, (row.id, row.peer, OUT_WAITING))
+
+    def _write_watermarks(self, connection: apsw.Connection, marks: Sequence[Watermark]) -> None:
+        for mark in marks:
+            connection.execute(*encode_row(mark))
+        for sender in {mark.sender for mark in marks}:
+            connection.execute(_DROP_OLD_WATERMARKS, (sender, WATERMARKS_PER_SENDER_MAX))
+
+    def start_over(self, connection: apsw.Connection) -> None:
+        """Numbers can't be trusted any more: all that waits gets new ones, in a new epoch."""
+        self._renumber(connection, secrets.token_bytes(EPOCH_BYTES))
+
+    def _renumber(self, connection: apsw.Connection, epoch: bytes) -> None:
+        connection.execute(*encode_row(MetaRow("epoch", epoch.hex())))
+        found: list[Any] = connection.execute(
+            "SELECT CAST(peer AS BLOB) FROM streams "
+            "UNION SELECT CAST(peer AS BLOB) FROM outbox WHERE settled = 0"
+        ).fetchall()
+        connection.execute("DELETE FROM streams")
+        for (cell,) in found:
+            peer = cell.decode("utf-8", "replace")
+            number = self._renumber_one(connection, peer)
+            connection.execute(*encode_row(StreamRow(peer, number)))
+
+    def _renumber_one(self, connection: apsw.Connection, peer: str) -> int:
+        """The next number afterwards. Upwards, a new number is never larger than the old one, so
+        it never meets one that is still to be changed."""
+        number, last = 1, 0
+        while True:
+            rows: list[Any] = connection.execute(
+                "SELECT position, CAST(seq AS INTEGER) FROM outbox WHERE peer = ? AND settled = 0 "
+                "AND seq > ? ORDER BY seq LIMIT ?",
+                (peer, last, RENUMBER_ROWS),
+            ).fetchall()
+            if not rows:
+                return number
+            numbered = [(new, at) for new, (at, _) in enumerate(rows, number)]
+            connection.executemany(_RENUMBER_OUT, numbered)
+            number, last = number + len(rows), rows[-1][1]
+
+    # -- asking -------------------------------------------------------------------------------
+
+    def start(self) -> MailStart:
+        """Where delivery stands."""
+        streams: list[StreamRow] = self._database.scan(TABLES[StreamRow], self.start_over)
+        marks: list[Watermark] = self._database.scan(TABLES[Watermark])
+        with self._database.mapped("read"):
+            floors = [stream_start(self._database.connected(), row) for row in streams]
+        unread = self._database.value(
+            f"SELECT count(*) FROM inbox WHERE state < {IN_OPEN}"  # noqa: S608
+        )
+        return MailStart(self._database.epoch(), tuple(floors), tuple(marks), unread)
+
+    def pending(self, peer: str, first: int, limit: int) -> list[OutEntry]:
+        """Not settled, from a number on."""
+        where = "peer = ? AND settled = 0 AND seq >= ? ORDER BY seq LIMIT ?"
+        return self.read_out(where, (peer, first, limit))
+
+    def due(self, now_ms: int, limit: int) -> list[OutEntry]:
+        """Their time is up, and no answer has come."""
+        where = "expires_ms > 0 AND expires_ms <= ? AND state < 2 ORDER BY expires_ms LIMIT ?"
+        return self.read_out(where, (now_ms, limit))
+
+    def next_expiry(self) -> int | None:
+        """The earliest time at which `due` has something."""
+        found: int | None = self._database.value(
+            "SELECT min(expires_ms) FROM outbox WHERE expires_ms > 0 AND state < 2"
+        )
+        return found
+
+    def outbox(self, limit: int, ended: bool) -> list[OutEntry]:
+        """By age."""
+        if ended:
+            return self.read_out("TRUE ORDER BY position LIMIT ?", (limit,))
+        where = (
+            "position IN (SELECT position FROM outbox INDEXED BY outbox_pending "  # noqa: S608
+            f"WHERE settled = 0 AND state < {OUT_WAITING} ORDER BY position LIMIT ?) "
+            "ORDER BY position"
+        )
+        return self.read_out(where, (limit,))
+
+    def outgoing(self, prefix: str) -> list[OutEntry]:
+        """Those whose id begins so."""
+        return self.read_out("id >= ? AND id < ? ORDER BY id LIMIT ?", _range(prefix))
+
+    def inbox(self, after: int, limit: int, unread: bool) -> list[InEntry]:
+        """Beyond a position."""
+        still = f"AND state < {IN_OPEN}" if unread else ""
+        return self.read_in(f"position > ? {still} ORDER BY position LIMIT ?", (after, limit))
+
+    def newest(self) -> int:
+        """The largest position in the inbox."""
+        return int(self._database.value("SELECT coalesce(max(position), 0) FROM inbox"))
+
+    def incoming(self, prefix: str) -> list[InEntry]:
+        """Those whose id begins so."""
+        return self.read_in("id >= ? AND id < ? ORDER BY id LIMIT ?", _range(prefix))
+
+    def read_out(self, where: str, values: tuple[Any, ...]) -> list[OutEntry]:
+        """The sound rows of the outbox that fit."""
+        sql = f"SELECT {OUT_COLUMNS} FROM outbox WHERE {where}"  # noqa: S608
+        return self._read("outbox", sql, values, read_out)
+
+    def read_in(self, where: str, values: tuple[Any, ...]) -> list[InEntry]:
+        """The sound rows of the inbox that fit."""
+        sql = f"SELECT {IN_COLUMNS} FROM inbox WHERE {where}"  # noqa: S608
+        return self._read("inbox", sql, values, read_in)
+
+    def _read(
+        self,
+        table: str,
+        sql: str,
+        values: tuple[Any, ...],
+        open_row: Callable[[Sequence[Any]], Entry | None],
+    ) -> list[Entry]:
+        while True:
+            with self._database.mapped("read"):
+                rows = self._database.connected().execute(sql, values).fetchall()
+            entries = [open_row(row) for row in rows]
+            damaged = [row for row, entry in zip(rows, entries, strict=True) if entry is None]
+            if not damaged:
+                return [entry for entry in entries if entry is not None]
+            # Each round removes some, so this ends; the rest of what was asked for moves up.
+            quarantine(self._database, table, damaged)
+
+
+def _kind_of_news(row: OutState | Receipt) -> tuple[type, bool]:
+    code = OUT_CODES[row.state]
+    return type(row), OUT_WAITING <= code < OUT_DELIVERED
+
+
+def _out_news(row: OutState) -> tuple[Any, ...]:
+    code = OUT_CODES[row.state]
+    ends = int(code >= OUT_DELIVERED)
+    mark = out_mark(row.id, code, ends, row.at_ms, row.reason)
+    below = REPLACES_BELOW[row.state]
+    return code, ends, row.at_ms, row.reason, mark, row.id, row.peer, below, row.seq
+
+
+def _receipt(row: Receipt) -> tuple[Any, ...]:
+    return OUT_CODES[row.state], row.at_ms, row.id, row.peer, REPLACES_BELOW[row.state]
+
+
+def _in_news(row: InState) -> tuple[Any, ...]:
+    code = IN_CODES[row.state]
+    mark = in_mark(row.id, code, row.failures, row.at_ms)
+    return code, row.failures, row.at_ms, mark, row.id, row.sender
+
+
+def _range(prefix: str) -> tuple[str, str, int]:
+    """Ids that begin so, as bounds: an index finds them."""
+    clean = prefix.encode("utf-8", "replace").decode("utf-8")
+    return clean, clean + "\U0010ffff", FOUND_MAX

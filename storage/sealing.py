@@ -1,0 +1,209 @@
+"""How a message's row is written, checked and read: its states as numbers, its two checksums.
+
+Never runs a statement. A row has a checksum over what never changes, and a mark over what became
+of the message; a new row has no mark yet, and then all that it would cover is zero. Invariant: a
+row is opened only when both fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from meshagent.core.ports import InEntry, InRow, OutEntry, OutRow
+from meshagent.storage.schema import CHECKSUM_BYTES, Value
+
+__all__ = [
+    "IN_CODES",
+    "IN_COLUMNS",
+    "IN_DONE",
+    "IN_OPEN",
+    "OUT_CODES",
+    "OUT_COLUMNS",
+    "OUT_DELIVERED",
+    "OUT_RANKS",
+    "OUT_WAITING",
+    "REPLACES_BELOW",
+    "advanced",
+    "in_mark",
+    "in_values",
+    "opening",
+    "out_mark",
+    "out_values",
+    "read_in",
+    "read_out",
+    "renumbered",
+    "settled",
+]
+
+# Ranks of core.messages.PROGRESS, which an adapter may not import; a test compares the two.
+OUT_RANKS = {
+    "queued": 0,
+    "sent": 1,
+    "expired": 2,
+    "cancelled": 2,
+    "delivered": 3,
+    "seen": 4,
+    "done": 5,
+    "refused": 5,
+}
+# A state is kept as its place here, so `state < n` in SQL means "of a smaller rank".
+OUT_STATES = tuple(OUT_RANKS)
+OUT_CODES = {state: code for code, state in enumerate(OUT_STATES)}
+OUT_WAITING = OUT_CODES["expired"]  # below it: queued or sent
+OUT_DELIVERED = OUT_CODES["delivered"]  # from here on the recipient has spoken
+REPLACES_BELOW = {
+    state: min(OUT_CODES[known] for known in OUT_RANKS if OUT_RANKS[known] >= rank)
+    for state, rank in OUT_RANKS.items()
+}
+"""For each state the code below which every other one is of a smaller rank."""
+
+IN_STATES = ("unread", "seen", "parked", "done")
+IN_CODES = {state: code for code, state in enumerate(IN_STATES)}
+IN_OPEN = IN_CODES["parked"]  # below it: somebody has still to deal with it
+IN_DONE = IN_CODES["done"]
+
+SMALL_BODY_BYTES = 4096  # decoded whole; of a larger one only the beginning is
+
+# As bytes, since a flipped bit may leave text that is not UTF-8; as integers, since it may turn a
+# number into something else.
+OUT_COLUMNS = (
+    "position, CAST(checksum AS BLOB), CAST(mark AS BLOB), CAST(peer AS BLOB), "
+    "CAST(seq AS INTEGER), CAST(id AS BLOB), CAST(body AS BLOB), CAST(expires_ms AS INTEGER), "
+    "CAST(state AS INTEGER), CAST(reason AS BLOB), CAST(changed_ms AS INTEGER), "
+    "CAST(settled AS INTEGER)"
+)
+IN_COLUMNS = (
+    "position, CAST(checksum AS BLOB), CAST(mark AS BLOB), CAST(sender AS BLOB), 0, "
+    "CAST(id AS BLOB), CAST(body AS BLOB), CAST(received_ms AS INTEGER), "
+    "CAST(state AS INTEGER), CAST(failures AS INTEGER), CAST(changed_ms AS INTEGER)"
+)
+
+
+def _seal(text: str, body: bytes = b"") -> bytes:
+    return hashlib.blake2b(text.encode("utf-8") + body, digest_size=CHECKSUM_BYTES).digest()
+
+
+def _out_seal(peer: str, seq: int, ident: str, expires_ms: int, body: bytes) -> bytes:
+    return _seal(f"{len(peer)}:{peer}{seq}:{len(ident)}:{ident}{expires_ms}:", body)
+
+
+def _in_seal(sender: str, ident: str, received_ms: int, body: bytes) -> bytes:
+    return _seal(f"{len(sender)}:{sender}{len(ident)}:{ident}{received_ms}:", body)
+
+
+def out_mark(ident: str, state: int, settled: int, changed_ms: int, reason: str) -> bytes:
+    """The mark of a message of ours in this state."""
+    if not (state or settled or changed_ms or reason):
+        return b""
+    return _seal(f"{len(ident)}:{ident}{state}:{settled}:{changed_ms}:{reason}")
+
+
+def in_mark(ident: str, state: int, failures: int, changed_ms: int) -> bytes:
+    """The mark of a message that came."""
+    if not (state or failures or changed_ms):
+        return b""
+    return _seal(f"{len(ident)}:{ident}{state}:{failures}:{changed_ms}:")
+
+
+def out_values(row: OutRow) -> tuple[Value, ...]:
+    """peer, seq, id, expires_ms, size, checksum, body."""
+    body = row.body
+    seal = _out_seal(row.peer, row.seq, row.id, row.expires_ms, body)
+    return row.peer, row.seq, row.id, row.expires_ms, len(body), seal, body
+
+
+def in_values(row: InRow) -> tuple[Value, ...]:
+    """sender, id, received_ms, size, checksum, body."""
+    body = row.body
+    seal = _in_seal(row.sender, row.id, row.received_ms, body)
+    return row.sender, row.id, row.received_ms, len(body), seal, body
+
+
+def settled(mark: bytes, ident: str, state: int, changed_ms: int, reason: str) -> bytes:
+    """The mark of a row that becomes settled; one that does not fit now will not fit then."""
+    if mark != out_mark(ident, state, 0, changed_ms, reason):
+        return mark
+    return out_mark(ident, state, 1, changed_ms, reason)
+
+
+def advanced(
+    mark: bytes,
+    ident: str,
+    state: int,
+    settled: int,
+    changed_ms: int,
+    reason: str,
+    new_state: int,
+    at_ms: int,
+) -> bytes:
+    """The mark of a row of which a receipt came; one that does not fit now will not fit then."""
+    if mark != out_mark(ident, state, settled, changed_ms, reason):
+        return mark
+    return out_mark(ident, new_state, settled, at_ms, "")
+
+
+def renumbered(
+    seal: bytes, peer: str, seq: int, new_seq: int, ident: str, expires_ms: int, body: bytes
+) -> bytes:
+    """The checksum of a row under a new number; one that does not fit now will not fit then."""
+    if seal != _out_seal(peer, seq, ident, expires_ms, body):
+        return seal
+    return _out_seal(peer, new_seq, ident, expires_ms, body)
+
+
+def read_out(row: Sequence[Any]) -> OutEntry | None:
+    """The entry in a row of OUT_COLUMNS; None when it is damaged."""
+    _, seal, mark, peer_bytes, seq, id_bytes, body, expires_ms, state, why, changed_ms, settled = (
+        row
+    )
+    try:
+        peer, ident, reason = peer_bytes.decode(), id_bytes.decode(), why.decode()
+        if seal != _out_seal(peer, seq, ident, expires_ms, body):
+            return None
+        if mark != out_mark(ident, state, settled, changed_ms, reason):
+            return None
+        accepted_ms = opening(body)[2]
+        return OutEntry(
+            peer, seq, ident, body, OUT_STATES[state], reason, expires_ms, accepted_ms,
+            changed_ms or accepted_ms, settled == 1,
+        )  # fmt: skip
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return None  # a cell is missing, or is not what it was written as
+
+
+def read_in(row: Sequence[Any]) -> InEntry | None:
+    """The entry in a row of IN_COLUMNS; None when it is damaged."""
+    at, seal, mark, sender_bytes, _, id_bytes, body, received_ms, state, failures, changed_ms = row
+    try:
+        sender, ident = sender_bytes.decode(), id_bytes.decode()
+        if seal != _in_seal(sender, ident, received_ms, body):
+            return None
+        if mark != in_mark(ident, state, failures, changed_ms):
+            return None
+        return InEntry(
+            at, sender, ident, body, received_ms, IN_STATES[state], failures,
+            changed_ms or received_ms,
+        )  # fmt: skip
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return None
+
+
+def opening(body: bytes) -> tuple[str, str, int]:
+    """Kind, text and time of making, as far as the bytes say: ("", "", 0) when they don't."""
+    try:
+        if len(body) <= SMALL_BODY_BYTES:
+            _, kind, text, created_ms = msgpack.unpackb(body, strict_map_key=False)[:4]
+        else:
+            reader = msgpack.Unpacker(max_buffer_size=len(body), strict_map_key=False)
+            reader.feed(body)
+            reader.read_array_header()
+            _, kind, text, created_ms = (reader.unpack() for _ in range(4))
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return "", "", 0
+    if type(kind) is str and type(text) is str and type(created_ms) is int:
+        return kind, text, created_ms
+    return "", "", 0

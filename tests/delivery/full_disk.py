@@ -1,0 +1,217 @@
+"""Scenarios on a disk that is really full: run in a mount namespace of their own, as a script.
+
+The project's folder is a tmpfs of a few MiB with one agent on it; `elsewhere` has room. What a
+scenario promises is asserted here; the test that starts it only looks at how it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+from delivery.post import Post, texts
+from processes.harness import Node, wait_until
+
+from meshagent.errors import MeshError
+
+DISK_BYTES = 40 * 1024 * 1024
+LARGE = "x" * 200_000
+RECOVERY_S = 15.0
+LIMIT_EXIT_CODE = 6
+IDLE_CPU_S = 0.5  # in two seconds: a node that can't write must not spin
+
+
+class SmallDisk(Post):
+    """The project's folder has little room."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kept = {
+            path.name: path.read_bytes() for path in self.folder.path.iterdir() if path.is_file()
+        }
+        size = f"size={DISK_BYTES}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", str(self.project)], check=True)
+        self.folder.path.mkdir(mode=0o700)
+        for name, content in kept.items():
+            path = self.folder.path / name
+            path.touch(mode=0o600)
+            path.write_bytes(content)
+        self.ballast = self.project / "ballast"
+
+    def use_up(self, leave: int) -> None:
+        stat = os.statvfs(self.project)
+        with self.ballast.open("ab") as file:
+            file.write(b"x" * max(0, stat.f_bavail * stat.f_frsize - leave))
+
+    def free(self) -> None:
+        self.ballast.unlink()
+
+    def close(self) -> None:
+        for each in self._started:
+            each.end()
+        subprocess.run(["umount", "-l", str(self.project)], check=False)
+        super().close()
+
+    def send_until_full(self, agent: str, to: str, size: int = len(LARGE)) -> list[str]:
+        accepted: list[str] = []
+        with self.session(agent) as session:
+            for number in range(1000):
+                text = f"{number} " + "x" * size
+                try:
+                    session.ask("send", to=to, text=text)
+                except MeshError as error:
+                    if error.exit_code != LIMIT_EXIT_CODE or "full" not in error.message:
+                        raise
+                    return accepted
+                accepted.append(text)
+        raise AssertionError("the disk never was full")
+
+    def assert_calm(self, node: Node) -> None:
+        """It lives, says what is wrong, and does not burn the processor over it."""
+        assert node.process.poll() is None, node.told()
+        assert "full" in self.ask(node.agent, "status")["health"]["store"]
+        process = psutil.Process(node.pid)
+        before = sum(process.cpu_times()[:2])
+        time.sleep(2.0)
+        assert sum(process.cpu_times()[:2]) - before < IDLE_CPU_S
+        assert "trouble" in self.say(node.agent, "status").out
+
+    def wait_until_well(self, node: Node) -> None:
+        wait_until(
+            lambda: self.ask(node.agent, "status")["health"]["store"] == "ok",
+            "the store to be well again",
+            RECOVERY_S,
+        )
+
+
+def accepting(post: SmallDisk) -> None:
+    """Refused at the sender with exit 6; what was accepted before arrives, and what comes after."""
+    node = post.start("tester")
+    absent = post.make_agent("backend", post.elsewhere).agent
+    post.use_up(leave=3_000_000)
+    accepted = post.send_until_full(node.agent, absent)
+    assert accepted
+    for _ in range(3):
+        ran = post.say(node.agent, "send", absent, "-", "--json", text=LARGE)
+        assert (ran.code, ran.out) == (LIMIT_EXIT_CODE, ""), ran
+        assert "Free some space" in ran.err
+    post.assert_calm(node)
+    assert texts(post.ask(node.agent, "outbox")) == accepted
+    post.free()
+    post.wait_until_well(node)
+    post.send(node.agent, absent, "after")
+    post.join_elsewhere("backend", node).joined  # noqa: B018 - waits
+    post.wait_for_texts(absent, [*accepted, "after"])
+
+
+def receiving(post: SmallDisk) -> None:
+    """The sender keeps it queued, and it arrives by itself when there is room."""
+    node = post.start("tester")
+    sender = post.join_elsewhere("backend", node)
+    sender.wait_for_peer(node.agent, "alive")
+    post.use_up(leave=2_000_000)
+    wanted = [f"{number} {LARGE}" for number in range(30)]
+    ids = post.send(sender.agent, node.agent, *wanted)
+    wait_until(
+        lambda: "full" in post.ask(node.agent, "status")["health"]["store"], "the disk to be full"
+    )
+    post.assert_calm(node)
+    kept = texts(post.inbox(node.agent))
+    assert kept == wanted[: len(kept)]
+    assert len(kept) < len(wanted)
+    states = [post.state(sender.agent, each) for each in ids]
+    assert set(states[: len(kept)]) <= {"delivered", "queued", "sent"}
+    assert "delivered" not in states[len(kept) :]
+    post.free()
+    post.wait_until_well(node)
+    post.wait_for_texts(node.agent, wanted)
+    post.wait_for_state(sender.agent, ids[-1], "delivered")
+
+
+def checkpointing(post: SmallDisk) -> None:
+    """The log has room and the database has not: many small commits, and a kill in the middle."""
+    node = post.start("tester")
+    absent = post.make_agent("backend", post.elsewhere).agent
+    accepted = [f"before {number} " + "x" * 20_000 for number in range(100)]
+    post.send(node.agent, absent, *accepted)  # about half of what the log takes before a checkpoint
+    post.use_up(leave=3_000_000)
+    accepted += post.send_until_full(node.agent, absent, 2_000)
+    node.end()
+    post.free()
+    node = post.start("tester")
+    assert texts(post.ask(node.agent, "outbox")) == accepted
+    post.join_elsewhere("backend", node).joined  # noqa: B018 - waits
+    post.wait_for_texts(absent, accepted)
+
+
+def acknowledging(post: SmallDisk) -> None:
+    """Delivered, and no room to note it: it is asked again without end or hurry, and kept once."""
+    node = post.start("tester")
+    absent = post.make_agent("backend", post.elsewhere).agent
+    post.use_up(leave=3_000_000)
+    accepted = post.send_until_full(node.agent, absent)
+    post.use_up(leave=0)
+    back = post.join_elsewhere("backend", node)
+    back.joined  # noqa: B018 - waits
+    time.sleep(3.0)
+    process = psutil.Process(node.pid)
+    before = sum(process.cpu_times()[:2])
+    time.sleep(2.0)
+    assert sum(process.cpu_times()[:2]) - before < IDLE_CPU_S
+    post.free()
+    post.wait_for_texts(absent, accepted)
+    wait_until(
+        lambda: post.ask(node.agent, "status")["outbox"] == {"queued": 0, "sent": 0}, "the answers"
+    )
+    assert texts(post.inbox(absent)) == accepted
+
+
+def spooling(post: SmallDisk) -> None:
+    """Mail in the spool waits for a recipient whose own disk is full; its sender has gone."""
+    sender = post.start("backend")
+    node = post.start("tester")
+    agent = node.agent
+    post.leave(node)
+    wanted = [f"{number} {LARGE}" for number in range(10)]
+    post.send(sender.agent, agent, *wanted)
+    post.leave(sender)
+    post.use_up(leave=300_000)
+    node = post.join("tester")
+    time.sleep(3.0)
+    if node.process.poll() is None:
+        kept = texts(post.inbox(agent))
+        assert kept == wanted[: len(kept)]
+        assert len(kept) < len(wanted)
+        post.leave(node)
+    else:  # not even its registry file has room
+        assert "space" in node.err
+        assert "Traceback" not in node.err
+    post.free()
+    node = post.start("tester")
+    post.wait_for_texts(agent, wanted)
+
+
+SCENARIOS: dict[str, Callable[[SmallDisk], None]] = {
+    each.__name__: each for each in (accepting, receiving, checkpointing, acknowledging, spooling)
+}
+
+
+def main(name: str) -> None:
+    post = SmallDisk()
+    try:
+        SCENARIOS[name](post)
+    except BaseException:
+        for log in [*Path(post.root).rglob("node.log")]:
+            print(log, "\n".join(log.read_text().splitlines()[-30:]), file=sys.stderr)
+        raise
+    finally:
+        post.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

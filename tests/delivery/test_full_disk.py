@@ -1,0 +1,33 @@
+"""A node on a full disk: a clear state, nothing accepted that is not kept, and it goes on alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from delivery.full_disk import SCENARIOS
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.namespaces,
+    pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root"),
+]
+
+TESTS = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_full_disk_is_a_state_and_not_a_loss(scenario: str) -> None:
+    ran = subprocess.run(
+        ["unshare", "-m", sys.executable, "-m", "delivery.full_disk", scenario],
+        cwd="/",
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert ran.returncode == 0, ran.stderr[-6000:]
