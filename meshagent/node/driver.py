@@ -593,7 +593,8 @@ class Driver:
                     came = True
                     self.subscribers.tell(Event("mail", {"from": sender, "id": message.id}))
                 case ReceiptChanged(peer, ident, state, reason):
-                    if (receipt := self.receipts.get(ident)) is not None:
+                    receipt = self.receipts.get(ident)
+                    if receipt is not None and receipt.to == peer:  # nobody answers for another
                         receipt.advance(state, reason)
                     news = {"id": ident, "to": peer, "state": state.value, "reason": reason}
                     self.subscribers.tell(Event("receipt", news))
