@@ -84,7 +84,8 @@ _ADVANCE_PENDING = (
 )
 _ADVANCE_RECEIPT = (
     "UPDATE outbox SET mark = advanced(CAST(mark AS BLOB), id, state, settled, changed_ms, reason, "
-    "?1, ?2), state = ?1, changed_ms = ?2, reason = '' WHERE id = ?3 AND peer = ?4 AND state < ?5"
+    "?1, ?2, ?6), state = ?1, changed_ms = ?2, reason = ?6 "
+    "WHERE id = ?3 AND peer = ?4 AND state < ?5"
 )
 _SETTLE_OUT = (
     "UPDATE outbox SET settled = 1, mark = settled(CAST(mark AS BLOB), id, state, changed_ms, "
@@ -140,7 +141,7 @@ class MailTables:
     @staticmethod
     def prepare(connection: apsw.Connection) -> None:
         """Give the connection the functions that the statements use."""
-        for function, arguments in ((advanced, 8), (renumbered, 7), (settled, 5)):
+        for function, arguments in ((advanced, 9), (renumbered, 7), (settled, 5)):
             connection.create_scalar_function(
                 function.__name__, _on_damage(function), arguments, deterministic=True
             )
@@ -374,7 +375,8 @@ def _out_news(row: OutState) -> tuple[Any, ...]:
 
 
 def _receipt(row: Receipt) -> tuple[Any, ...]:
-    return OUT_CODES[row.state], row.at_ms, row.id, row.peer, REPLACES_BELOW[row.state]
+    code, below = OUT_CODES[row.state], REPLACES_BELOW[row.state]
+    return code, row.at_ms, row.id, row.peer, below, row.reason
 
 
 def _in_news(row: InState) -> tuple[Any, ...]:

@@ -73,10 +73,10 @@ class MemoryMail:
                 self._accept(row)
             case OutState():
                 self._advance(row)
-            case Receipt(peer, ident, state, at_ms):
+            case Receipt(peer, ident, state, at_ms, reason):
                 known = self.out.get(ident)
                 if known is not None and known.peer == peer and _further(known, state):
-                    self.out[ident] = replace(known, state=state, reason="", changed_ms=at_ms)
+                    self.out[ident] = replace(known, state=state, reason=reason, changed_ms=at_ms)
             case InRow() if (row.sender, row.id) not in self.came:
                 self.positions += 1
                 self.came[row.sender, row.id] = InEntry(

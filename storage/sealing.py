@@ -139,11 +139,12 @@ def advanced(
     reason: str,
     new_state: int,
     at_ms: int,
+    new_reason: str,
 ) -> bytes:
     """The mark of a row of which a receipt came; one that does not fit now will not fit then."""
     if mark != out_mark(ident, state, settled, changed_ms, reason):
         return mark
-    return out_mark(ident, new_state, settled, at_ms, "")
+    return out_mark(ident, new_state, settled, at_ms, new_reason)
 
 
 def renumbered(

@@ -62,6 +62,7 @@ __all__ = ["Delivery", "DeliveryConfig"]
 NO_HASH = bytes(HASH_BYTES)
 NO_EPOCH = bytes(EPOCH_BYTES)
 _WELL, _BUSY, _GAP = 0, 1, 2  # MailAck.mode
+_RECIPIENT_SAYS = frozenset({"delivered", "seen", "done", "refused", "expired"})
 FULL_LINK_S = 0.01  # the transport has no word for "writable again": its queue drains in less
 GAP_PAUSE_S = 0.2  # every frame behind a lost one is answered with the same gap: go back once
 LOAD_ITEMS_MAX = 1024  # read from disk at once
@@ -542,12 +543,16 @@ class Delivery:
 
     def _take_receipt(self, peer: AgentId, message: Message, now_ms: int) -> list[Effect]:
         match message.data:
-            case {"id": str() as ident, "state": ("seen" | "done") as state} if is_id(ident):
-                return [
-                    Persist(Receipt(peer, ident, state, now_ms)),
-                    ReceiptChanged(peer, ident, MessageState(state), ""),
-                ]
-        raise RemoteProtocolError("A receipt names a message and `seen` or `done`.")
+            case {"id": str() as ident, "state": str() as state} if (
+                is_id(ident) and state in _RECIPIENT_SAYS
+            ):
+                reason = message.data.get("reason", "")
+                if reason == "" or is_id(reason):
+                    return [
+                        Persist(Receipt(peer, ident, state, now_ms, reason)),
+                        ReceiptChanged(peer, ident, MessageState(state), reason),
+                    ]
+        raise RemoteProtocolError("A receipt names a message, how far it has come, and why.")
 
     def _answer(self, peer: AgentId, epoch: bytes, mode: int = 0) -> list[Effect]:
         stream = self._peer(peer).inward.get(epoch) or ReceiveStream()

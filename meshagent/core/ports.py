@@ -140,12 +140,16 @@ class OutState(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """What a recipient says about a message of ours: `seen` or `done`."""
+    """What a recipient says later about a message of ours.
+
+    `seen` or `done`; of one that it had to complete first, `delivered`, `refused` or `expired`.
+    """
 
     peer: str
     id: str
     state: str
     at_ms: int
+    reason: str = ""
 
 
 class InRow(NamedTuple):
