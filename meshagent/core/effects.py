@@ -16,14 +16,24 @@ from meshagent.core.ports import Row
 from meshagent.core.types import AgentId, LinkId, Peer
 
 __all__ = [
+    "BlobFailed",
+    "BlobProgress",
+    "BlobReady",
+    "CheckAsk",
     "CloneFound",
     "CloseLink",
+    "ClosePartial",
+    "CloseReader",
     "Dial",
     "Effect",
+    "FinishBlob",
+    "OpenPartial",
     "PeerChanged",
     "Persist",
+    "ReadChunk",
     "Send",
     "Transmit",
+    "WriteChunk",
 ]
 
 
@@ -111,6 +121,98 @@ class Deliver(NamedTuple):
     message: Message
 
 
+# -- blobs: each names the method of core/transfer.py that takes the answer -----------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CheckAsk:
+    """May `peer` have this blob, and is it here whole? → `admitted` or `turned_away`."""
+
+    peer: AgentId
+    pull: int
+    sha256: bytes
+    size: int
+    granter: AgentId
+    grant: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChunk:
+    """Read one chunk of a blob that is served → `chunk_read`."""
+
+    peer: AgentId
+    pull: int
+    sha256: bytes
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseReader:
+    """Nothing more is read for this pull of this peer."""
+
+    peer: AgentId
+    pull: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPartial:
+    """Make room for a blob, or go on with what is there of it.
+
+    → `opened`, `present`, `held_up` or `impossible`.
+    """
+
+    sha256: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteChunk:
+    """Write the next chunk of an open partial → `wrote` or `held_up`."""
+
+    sha256: bytes
+    index: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FinishBlob:
+    """Every chunk is written: verify the whole and put it in place → `finished` or `wrong`."""
+
+    sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClosePartial:
+    """Let go of an open partial; with `discard` its contents are of no use to anyone."""
+
+    sha256: bytes
+    discard: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlobReady:
+    """A wanted blob is here, whole and verified."""
+
+    sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlobFailed:
+    """A wanted blob can never be had: nobody has it, or this machine can't keep it."""
+
+    sha256: bytes
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlobProgress:
+    """So many bytes of a wanted blob are written."""
+
+    sha256: bytes
+    received: int
+    size: int
+
+
 Effect = (
     Persist
     | Send
@@ -124,4 +226,14 @@ Effect = (
     | Accepted
     | ReceiptChanged
     | Deliver
+    | CheckAsk
+    | ReadChunk
+    | CloseReader
+    | OpenPartial
+    | WriteChunk
+    | FinishBlob
+    | ClosePartial
+    | BlobReady
+    | BlobFailed
+    | BlobProgress
 )
