@@ -39,6 +39,7 @@ from meshagent.storage.sealing import (
     IN_COLUMNS,
     IN_DONE,
     IN_OPEN,
+    IN_UNREAD,
     OUT_CODES,
     OUT_COLUMNS,
     OUT_DELIVERED,
@@ -66,6 +67,7 @@ EPOCH_BYTES = 8
 FOUND_MAX = 8  # messages that an ambiguous prefix lists
 WATERMARKS_PER_SENDER_MAX = 64  # as many databases of a sender as delivery remembers
 RENUMBER_ROWS = 1_000  # read at once, so that memory stays flat whatever waits
+POSITION_MAX = 2**63 - 1
 UNFIT = b"?"  # no checksum has this length
 
 _PUT_OUT = (
@@ -324,6 +326,14 @@ class MailTables:
         """Beyond a position."""
         still = f"AND state < {IN_OPEN}" if unread else ""
         return self.read_in(f"position > ? {still} ORDER BY position LIMIT ?", (after, limit))
+
+    def recent(self, limit: int, upto: int | None, unseen: bool) -> list[InEntry]:
+        """The newest up to a position, oldest of them first."""
+        # The index holds what is open; SQLite takes it when the query has the same words.
+        still = f"AND state < {IN_OPEN} AND state = {IN_UNREAD}" if unseen else ""
+        where = f"position <= ? {still} ORDER BY position DESC LIMIT ?"
+        bound = POSITION_MAX if upto is None else upto
+        return self.read_in(where, (bound, limit))[::-1]
 
     def newest(self) -> int:
         """The largest position in the inbox."""

@@ -146,6 +146,12 @@ class MemoryStore:
         """Messages beyond a position; with `unread`, only those not done and not parked."""
         return self._mail().inbox(after, limit, unread)
 
+    async def recent(
+        self, limit: int, *, upto: int | None = None, unseen: bool = False
+    ) -> Sequence[InEntry]:
+        """The newest messages up to a position, oldest of them first."""
+        return self._mail().recent(limit, upto, unseen)
+
     async def newest(self) -> int:
         """The largest position in the inbox; 0 when it is empty."""
         return self._mail().newest()
@@ -155,10 +161,10 @@ class MemoryStore:
         return self._mail().incoming(prefix)
 
     async def log(
-        self, limit: int, *, search: str = "", peer: str = "", kind: str = ""
+        self, limit: int, *, search: str = "", peer: str = "", kind: str = "", without: str = ""
     ) -> Sequence[LogEntry]:
         """The newest `limit` messages both ways that match, oldest first."""
-        return self._mail().log(limit, search, peer, kind)
+        return self._mail().log(limit, search, peer, kind, without)
 
     async def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:
         """Drop history that has ended and is old or too much; at most so many at a time."""

@@ -191,6 +191,12 @@ class MemoryMail:
         found = [each for each in self.came.values() if each.position > after]
         return [each for each in found if not unread or each.state not in _DEALT_WITH][:limit]
 
+    def recent(self, limit: int, upto: int | None, unseen: bool) -> list[InEntry]:
+        """The newest up to a position, oldest of them first."""
+        found = [each for each in self.came.values() if upto is None or each.position <= upto]
+        found = [each for each in found if not unseen or each.state == "unread"]
+        return found[-limit:] if limit > 0 else []
+
     def newest(self) -> int:
         """The largest position in the inbox."""
         return max((each.position for each in self.came.values()), default=0)
@@ -199,13 +205,14 @@ class MemoryMail:
         """Those whose id begins so."""
         return _beginning(self.came.values(), prefix)
 
-    def log(self, limit: int, search: str, peer: str, kind: str) -> list[LogEntry]:
+    def log(self, limit: int, search: str, peer: str, kind: str, without: str) -> list[LogEntry]:
         """The newest that match, oldest of them first."""
         found: list[LogEntry] = []
         for entries in (self.out.values(), self.came.values()):
             for entry in map(log_entry, entries):
                 opened_kind, text, _ = opening(entry.body)
                 wanted = (not peer or entry.peer == peer) and (not kind or opened_kind == kind)
+                wanted = wanted and (not without or opened_kind != without)
                 if wanted and (not search.strip() or _matches(text, search)):
                     found.append(entry)
         found.sort(key=lambda entry: entry.at_ms)

@@ -21,6 +21,7 @@ __all__ = [
     "IN_COLUMNS",
     "IN_DONE",
     "IN_OPEN",
+    "IN_UNREAD",
     "OUT_CODES",
     "OUT_COLUMNS",
     "OUT_DELIVERED",
@@ -63,6 +64,7 @@ REPLACES_BELOW = {
 
 IN_STATES = ("unread", "seen", "parked", "done")
 IN_CODES = {state: code for code, state in enumerate(IN_STATES)}
+IN_UNREAD = IN_CODES["unread"]
 IN_OPEN = IN_CODES["parked"]  # below it: somebody has still to deal with it
 IN_DONE = IN_CODES["done"]
 

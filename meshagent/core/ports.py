@@ -297,7 +297,18 @@ class Store(Protocol):
         """Messages of ours whose id begins so; at most a few."""
 
     async def inbox(self, after: int, limit: int, *, unread: bool = False) -> Sequence[InEntry]:
-        """Messages that came, beyond position `after`, in the order they became visible."""
+        """Messages that came, beyond position `after`, in the order they became visible.
+
+        With `unread`, only those that are neither done nor parked, seen or not.
+        """
+
+    async def recent(
+        self, limit: int, *, upto: int | None = None, unseen: bool = False
+    ) -> Sequence[InEntry]:
+        """The newest messages that came, up to a position, oldest of them first.
+
+        With `unseen`, only those that nobody has looked at yet.
+        """
 
     async def newest(self) -> int:
         """The largest position in the inbox; 0 when it is empty."""
@@ -306,9 +317,12 @@ class Store(Protocol):
         """Messages that came whose id begins so; at most a few."""
 
     async def log(
-        self, limit: int, *, search: str = "", peer: str = "", kind: str = ""
+        self, limit: int, *, search: str = "", peer: str = "", kind: str = "", without: str = ""
     ) -> Sequence[LogEntry]:
-        """The newest `limit` messages both ways that match, oldest first."""
+        """The newest `limit` messages both ways that match, oldest first.
+
+        Those of kind `without` are left out, and take no place.
+        """
 
     async def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:
         """Drop history that has ended and is old or too much; how many. Never what is pending."""

@@ -119,14 +119,18 @@ class Mailroom:
     async def inbox(
         self, limit: int = LIST_MAX, unread: bool = False, upto: int | None = None
     ) -> list[dict[str, Any]]:
-        """The newest messages that came (up to a position), oldest of them first."""
-        found: list[dict[str, Any]] = []
-        after = 0
-        while rows := await self._store.inbox(after, SCAN_ROWS, unread=unread):
-            found += [self._in_view(row) for row in rows if upto is None or row.position <= upto]
-            del found[: max(0, len(found) - limit)]
-            after = rows[-1].position
-        return found
+        """The newest messages that came (up to a position), oldest of them first.
+
+        With `unread`, only those that nobody has seen yet.
+        """
+        found: list[dict[str, Any]] = []  # newest first
+        while (left := limit - len(found)) > 0:
+            rows = await self._store.recent(min(left, SCAN_ROWS), upto=upto, unseen=unread)
+            if not rows:
+                break
+            found += [self._in_view(row) for row in reversed(rows)]
+            upto = rows[0].position - 1
+        return found[::-1]
 
     async def newest(self) -> int:
         """The position of the newest message that came."""
@@ -175,9 +179,10 @@ class Mailroom:
     ) -> list[dict[str, Any]]:
         """The audit trail, oldest first."""
         agent = self.recipients(peer)[0] if peer else ""
-        rows = await self._store.log(limit, search=search, peer=agent, kind=kind)
-        views = [self._log_view(row) for row in rows]
-        return [view for view in views if view["kind"] != RECEIPT_KIND]
+        rows = await self._store.log(
+            limit, search=search, peer=agent, kind=kind, without=RECEIPT_KIND
+        )
+        return [self._log_view(row) for row in rows]
 
     # -- copies -------------------------------------------------------------------------------
 

@@ -412,7 +412,7 @@ def test_what_is_asked_often_is_answered_from_an_index(path: Path) -> None:
 def test_a_trail_of_many_pages_is_looked_through_to_its_end(
     path: Path, search: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(texts_module, "PAGE_ROWS", 3)
+    monkeypatch.setattr(texts_module, "PAGE_ROWS_MAX", 3)
     monkeypatch.setattr(texts_module, "INDEX_ROWS", 4)
 
     async def script(store: SqliteStore) -> None:
