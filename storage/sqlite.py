@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from meshagent.core.ports import (
     Row,
 )
 from meshagent.errors import CorruptFile, LimitReached, StorageError
+from meshagent.storage.attached import blobs, names_blob
 from meshagent.storage.backup import Snapshot, restore_database
 from meshagent.storage.database import Database
 from meshagent.storage.texts import DIRECTIONS, LogPage, Wanted, match_query
@@ -175,6 +176,20 @@ class SqliteStore:
             found += entries
             if before is None or len(found) >= limit:
                 return found
+
+    async def receiving(self) -> Sequence[InEntry]:
+        """Messages that are held until their attachments are here, oldest first."""
+        return await self._call(lambda database: database.mail.receiving())
+
+    async def names_blob(self, sha256: bytes, peer: str, direction: str) -> bool:
+        """Whether a message to (`out`) or from (`in`) this peer names the blob."""
+        return await self._call(
+            lambda database: names_blob(database.connected(), sha256, peer, direction)
+        )
+
+    async def blobs(self) -> Collection[bytes]:
+        """Every blob that a message names."""
+        return await self._call(lambda database: blobs(database.connected()))
 
     async def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:
         """Drop history that has ended and is old or too much; at most so many at a time."""

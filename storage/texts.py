@@ -45,7 +45,7 @@ class Wanted:
         """Whether it fits; that its words do, the index has said."""
         if self.peer and entry.peer != self.peer:
             return False
-        kind = opening(entry.body)[0] if self.kind or self.without else ""
+        kind = opening(entry.body).kind if self.kind or self.without else ""
         return (not self.kind or kind == self.kind) and (not self.without or kind != self.without)
 
 
@@ -74,7 +74,7 @@ class Texts:
             )
         if not rows:
             return False
-        texts = [(position, opening(body or b"")[1]) for position, body in rows]
+        texts = [(position, opening(body or b"").text) for position, body in rows]
         with self._database.transaction("index") as connection:
             connection.executemany(
                 f"INSERT OR REPLACE INTO {table}_text(rowid, text) VALUES(?, ?)",
