@@ -229,8 +229,11 @@ def lock_journal(shelf: Shelf, stem: str) -> int | None:
             return None
         found = shelf.find(name)
         if found is not None and os.path.samestat(found, os.fstat(descriptor)):
-            return descriptor
-        os.close(descriptor)  # its holder removed it between; ours would be a lock on nothing
+            if found.st_nlink == 1:
+                return descriptor
+            shelf.remove(name)  # another file's name on it: writing would change that file
+        # Else its holder removed it between, and ours would be a lock on nothing.
+        os.close(descriptor)
     return None
 
 
