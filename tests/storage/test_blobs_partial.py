@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import struct
 import threading
+import time
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from storage.blob_files import (
+    LATER,
     SIZES,
     assert_private,
     blobs_in,
@@ -289,6 +293,37 @@ def test_a_blob_of_zeros_is_told_from_data_that_was_never_written(store: BlobSto
         assert partial.received == CHUNK_BYTES
 
 
+def test_a_name_is_given_only_to_synced_bytes_and_is_synced_itself(
+    store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    real_fsync, real_link = os.fsync, os.link
+
+    def fsync(descriptor: int) -> None:
+        calls.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+        real_fsync(descriptor)
+
+    def link(source: str, target: str, **named: Any) -> None:
+        calls.append("link")
+        real_link(source, target, **named)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "link", link)
+    for data in (DATA, b""):
+        folder = sha(data).hex()[:2]
+        with store.begin(sha(data), len(data)) as partial:
+            partial.write(data)
+            calls.clear()
+            partial.finish()
+        file = f"sync {sha(data).hex()}.{len(data)}.data"
+        assert calls == [file, "sync blobs", "link", f"sync {folder}"]
+        store.sweep(time.time() + LATER)
+        calls.clear()
+        store.put(io.BytesIO(data))
+        assert calls[0].startswith("sync .import.")
+        assert calls[1:] == ["link", f"sync {folder}"]
+
+
 # Space --------------------------------------------------------------------------------------------
 
 
@@ -371,9 +406,7 @@ def test_a_chunk_that_could_not_be_written_may_be_given_again(
     assert read_all(store, SHA) == DATA
 
 
-def test_half_received_blobs_are_bounded(
-    store: BlobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_received_blobs_are_bounded(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partials, "PARTIALS_MAX", 3)
     begun(store, 1)
     for number in range(2):

@@ -12,7 +12,9 @@ from meshagent.storage.pictures import NO_PICTURE, SIDE_MAX, dimensions
 
 
 def png(width: int, height: int) -> bytes:
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", width, height) + b"\x08\2\0\0\0"
+    return (
+        b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", width, height) + b"\x08\2\0\0\0"
+    )
 
 
 def segment(marker: int, body: bytes) -> bytes:
