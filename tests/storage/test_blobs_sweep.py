@@ -344,7 +344,7 @@ def test_strange_files_in_the_store_do_no_harm(store: BlobStore) -> None:
     put(store)
     store.begin(bytes(32), 5).close()
     (store.root / "partial/strange").write_bytes(b"")
-    (store.root / f"partial/{'ab' * 32}.١.data").write_bytes(b"")
+    (store.root / "partial" / f"{'ab' * 32}.\u0661.data").write_bytes(b"")
     (store.root / "tmp/folder").mkdir()
     (store.root / "zz").mkdir()
     (store.root / "README").write_bytes(b"")
