@@ -97,6 +97,11 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class CountUnread:
+    """Count on disk what is unread, and hand it in: a count that may be wrong holds senders up."""
+
+
+@dataclass(frozen=True, slots=True)
 class Accepted:
     """This message of ours is durable: `send` may return."""
 
@@ -132,6 +137,7 @@ Effect = (
     | CloneFound
     | Flush
     | Load
+    | CountUnread
     | Accepted
     | ReceiptChanged
     | Deliver
