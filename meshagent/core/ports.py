@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from meshagent.core.types import Candidate, LinkId
 
@@ -117,8 +117,7 @@ class PeerRow:
     addresses: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OutRow:
+class OutRow(NamedTuple):
     """A message that was accepted for a peer: it is pending until an OutState settles it."""
 
     peer: str
@@ -129,8 +128,7 @@ class OutRow:
     expires_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class OutState:
+class OutState(NamedTuple):
     """How far a message to `peer` has come; `reason` says why when it was refused."""
 
     peer: str
@@ -141,8 +139,7 @@ class OutState:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """What a recipient says later about a message of ours.
 
     `seen` or `done`; of one that it had to complete first, `delivered`, `refused` or `expired`.
@@ -155,8 +152,7 @@ class Receipt:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class InRow:
+class InRow(NamedTuple):
     """A message that came; kept once, whatever number and epoch it comes under again."""
 
     sender: str
@@ -167,8 +163,7 @@ class InRow:
     received_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class InState:
+class InState(NamedTuple):
     """What became of a message in the inbox: `unread`, `seen`, `done` or `parked`.
 
     `failures` counts how often a handler failed on it.
@@ -181,8 +176,7 @@ class InState:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Watermark:
+class Watermark(NamedTuple):
     """All up to `seq` of this sender's epoch have come, the last with hash `last`.
 
     `exceptions` are those of them that were refused (with the reason) or withdrawn (without), as

@@ -30,6 +30,9 @@ __all__ = ["ControlServer", "status_view"]
 
 PROTOCOL = 1
 SESSIONS_MAX = 256
+# Connections that wait to be accepted while the node is busy: all sessions at once, and as many
+# that are then told that there are too many. Beyond it a connect waits (session.py).
+LISTEN_BACKLOG = 2 * SESSIONS_MAX
 SESSION_BACKLOG_BYTES_MAX = 4 * 1024 * 1024  # beyond it the session is cut off and resumes
 SESSION_CLOSE_TIMEOUT_S = 0.25  # for its last lines; one that does not read must not hold us up
 WAIT_MAX_S = 600.0  # for delivery, while a session waits
@@ -74,7 +77,7 @@ class ControlServer:
                 # that another node makes at this moment would get odd modes.
                 self.path.chmod(0o600)
             self._server = await asyncio.start_unix_server(
-                self._accept, sock=listener, limit=REQUEST_BYTES_MAX
+                self._accept, sock=listener, limit=REQUEST_BYTES_MAX, backlog=LISTEN_BACKLOG
             )
         except BaseException:
             listener.close()

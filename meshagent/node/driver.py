@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from meshagent.core.codec import encode
@@ -84,6 +84,13 @@ class Profile:
     version: str
 
 
+class _HandedIn(NamedTuple):
+    peer: AgentId
+    message: Message
+    first: Sequence[Row]
+    accepted: asyncio.Future[None]
+
+
 class Driver:
     """One agent's running node."""
 
@@ -115,6 +122,7 @@ class Driver:
         self._waiting: list[list[Effect]] = []
         self._committing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._handed_in: list[_HandedIn] = []
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self.post = post or LocalPost()
         self._room = room
@@ -205,7 +213,8 @@ class Driver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for future in self._accepting.values():
+        handed_in = [each.accepted for each in self._handed_in]
+        for future in (*self._accepting.values(), *handed_in):
             if not future.done():
                 future.set_exception(UsageError("The node ended before the message was kept."))
         while self._started:
@@ -291,15 +300,30 @@ class Driver:
         if (error := self._suspended_by) is not None:
             raise type(error)(error.message, hint=error.hint, **error.data)
         accepted = self._loop.create_future()
-        effects = [Persist(row) for row in first]
-        self._accepting[message.id] = accepted
-        try:
-            self._turn([*effects, *self.mesh.accept(peer, message, self._loop.time())])
+        if not self._handed_in:
+            # All that are handed in before the loop comes round again share one turn.
+            self._loop.call_soon(self._accept)
+        self._handed_in.append(_HandedIn(peer, message, first, accepted))
+        await accepted
+
+    def _accept(self) -> None:
+        handed_in, self._handed_in = self._handed_in, []
+        effects: list[Effect] = []
+        now = self._loop.time()
+        for peer, message, first, accepted in handed_in:
+            if accepted.done():
+                continue  # whoever asked for it has given up
+            try:
+                taken = self.mesh.accept(peer, message, now)
+            except MeshError as error:
+                accepted.set_exception(error)
+                continue
+            self._accepting[message.id] = accepted
+            effects += [Persist(row) for row in first]
+            effects += taken
             if message.expires_ms:
                 self._house.set()
-            await accepted
-        finally:
-            del self._accepting[message.id]
+        self._turn(effects)
 
     async def take(self, drop: Drop) -> bool:
         """Mail that was left for us in the spool; whether we have all of it now, durably."""
@@ -529,8 +553,10 @@ class Driver:
         """Nothing of delivery leaves; membership goes on, since its rows are only hints."""
         effects = [each for effects in batch for each in effects]
         for effect in effects:
-            if isinstance(effect, Accepted) and effect.id in self._accepting:
-                self._accepting[effect.id].set_exception(error)
+            if isinstance(effect, Accepted):
+                accepted = self._accepting.pop(effect.id, None)
+                if accepted is not None and not accepted.done():
+                    accepted.set_exception(error)
         kept: list[Effect] = [
             e for e in effects if isinstance(e, Dial | CloseLink | PeerChanged | CloneFound)
         ]
@@ -569,7 +595,7 @@ class Driver:
                 case Load():
                     self.spawn(self._load(effect))
                 case Accepted(_, ident):
-                    waiter = self._accepting.get(ident)
+                    waiter = self._accepting.pop(ident, None)
                     if waiter is not None and not waiter.done():
                         waiter.set_result(None)
         for peer, upto in flush.items():
@@ -591,13 +617,16 @@ class Driver:
                     self._clone_found(stop, where)
                 case Deliver(sender, message):
                     came = True
-                    self.subscribers.tell(Event("mail", {"from": sender, "id": message.id}))
+                    if self.subscribers:
+                        news = {"from": sender, "id": message.id}
+                        self.subscribers.tell(Event("mail", news))
                 case ReceiptChanged(peer, ident, state, reason):
                     receipt = self.receipts.get(ident)
                     if receipt is not None and receipt.to == peer:  # nobody answers for another
                         receipt.advance(state, reason)
-                    news = {"id": ident, "to": peer, "state": state.value, "reason": reason}
-                    self.subscribers.tell(Event("receipt", news))
+                    if self.subscribers:
+                        news = {"id": ident, "to": peer, "state": state.value, "reason": reason}
+                        self.subscribers.tell(Event("receipt", news))
         if came:
             # Everyone who waits holds this very event; who comes later waits for the next one.
             self.mail_came.set()
