@@ -146,6 +146,10 @@ class MemoryStore:
         """Messages beyond a position; with `unread`, only those not done and not parked."""
         return self._mail().inbox(after, limit, unread)
 
+    async def withdrawn(self) -> int:
+        """How many messages of ours only wait to tell that they were taken back or expired."""
+        return self._mail().withdrawn()
+
     async def newest(self) -> int:
         """The largest position in the inbox; 0 when it is empty."""
         return self._mail().newest()

@@ -124,6 +124,10 @@ class SqliteStore:
         """Messages beyond a position; with `unread`, only those not done and not parked."""
         return await self._call(lambda database: database.mail.inbox(after, limit, unread))
 
+    async def withdrawn(self) -> int:
+        """How many messages of ours only wait to tell that they were taken back or expired."""
+        return await self._call(lambda database: database.mail.withdrawn())
+
     async def newest(self) -> int:
         """The largest position in the inbox; 0 when it is empty."""
         return await self._call(lambda database: database.mail.newest())

@@ -428,11 +428,13 @@ class Delivery:
             if not why and seq <= ack.upto and (item := stream.find(seq)) is not None
             if item.state not in WITHDRAWN
         ]
-        if any(self._never_withdrawn(item, ack, now, now_ms) for item in unsaid):
-            return self._start_over(known, now)
+        strange = [item for item in unsaid if self._never_withdrawn(item, ack, now, now_ms)]
         effects: list[Effect] = []
-        for item in unsaid:  # its recipient saw that its time was up before we did
-            effects += self.withdraw(peer, item.seq, item.id, MessageState.EXPIRED, now_ms)
+        for item in unsaid:
+            if item not in strange:  # its recipient saw that its time was up before we did
+                effects += self.withdraw(peer, item.seq, item.id, MessageState.EXPIRED, now_ms)
+        if strange:
+            return effects + self._start_over(known, now)
         waiting = stream.waiting
         for item in stream.settle(min(ack.upto, stream.loaded)):
             why = exceptions.get(item.seq)

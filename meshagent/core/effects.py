@@ -8,6 +8,7 @@ as long to make.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshagent.core.frames import Frame
