@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -185,7 +184,7 @@ def test_receipts_count_for_the_right_peer_and_known_messages_only(store: Store)
 @pytest.mark.parametrize("last", ["refused", "expired", "delivered"])
 def test_a_receipt_may_say_how_a_message_ended_and_why(store: Store, last: str) -> None:
     async def script(store: Store) -> None:
-        await store.commit([out(1, "m"), replace(receipt("m", last), reason="no room")])
+        await store.commit([out(1, "m"), receipt("m", last)._replace(reason="no room")])
         (entry,) = await store.outgoing("m")
         assert (entry.state, entry.reason, entry.settled) == (last, "no room", False)
         await store.commit([receipt("m", "done", 9_000)])
@@ -193,6 +192,18 @@ def test_a_receipt_may_say_how_a_message_ended_and_why(store: Store, last: str) 
         assert (entry.state, entry.reason) == (
             ("refused", "no room") if last == "refused" else ("done", "")
         )
+
+    live(store, script)
+
+
+def test_what_was_taken_back_is_counted_until_its_recipient_knows(store: Store) -> None:
+    async def script(store: Store) -> None:
+        await store.commit([*outs(4), word("b1", "delivered")])
+        assert await store.withdrawn() == 0
+        await store.commit([word("b2", "cancelled"), word("b4", "expired")])
+        assert await store.withdrawn() == 2
+        await store.commit([word("b2", "cancelled"), word("b4", "delivered")])
+        assert await store.withdrawn() == 0
 
     live(store, script)
 
