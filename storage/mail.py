@@ -337,6 +337,15 @@ class MailTables:
         )
         return self.read_out(where, (limit,))
 
+    def withdrawn(self) -> int:
+        """Those that ended here, and whose numbers are not settled."""
+        return int(
+            self._database.value(
+                "SELECT count(*) FROM outbox INDEXED BY outbox_pending "  # noqa: S608
+                f"WHERE settled = 0 AND state >= {OUT_WAITING} AND state < {OUT_DELIVERED}"
+            )
+        )
+
     def outgoing(self, prefix: str) -> list[OutEntry]:
         """Those whose id begins so."""
         return self.read_out("id >= ? AND id < ? ORDER BY id LIMIT ?", _range(prefix))

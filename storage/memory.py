@@ -152,6 +152,10 @@ class MemoryStore:
         """The newest messages up to a position, oldest of them first."""
         return self._mail().recent(limit, upto, unseen)
 
+    async def withdrawn(self) -> int:
+        """How many messages of ours only wait to tell that they were taken back or expired."""
+        return self._mail().withdrawn()
+
     async def newest(self) -> int:
         """The largest position in the inbox; 0 when it is empty."""
         return self._mail().newest()

@@ -198,6 +198,10 @@ class MemoryMail:
         found = [each for each in self.out.values() if ended or each.state in _WAITING]
         return found[:limit]
 
+    def withdrawn(self) -> int:
+        """Those that ended here, and whose numbers are not settled."""
+        return sum(entry.state in _WITHDRAWN for entry in self._unsettled())
+
     def outgoing(self, prefix: str) -> list[OutEntry]:
         """Those whose id begins so."""
         return _beginning(self.out.values(), prefix)

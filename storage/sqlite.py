@@ -131,6 +131,10 @@ class SqliteStore:
         """The newest messages up to a position, oldest of them first."""
         return await self._call(lambda database: database.mail.recent(limit, upto, unseen))
 
+    async def withdrawn(self) -> int:
+        """How many messages of ours only wait to tell that they were taken back or expired."""
+        return await self._call(lambda database: database.mail.withdrawn())
+
     async def newest(self) -> int:
         """The largest position in the inbox; 0 when it is empty."""
         return await self._call(lambda database: database.mail.newest())

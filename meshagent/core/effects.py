@@ -98,6 +98,10 @@ class Load(NamedTuple):
     limit: int
 
 
+class CountUnread(NamedTuple):
+    """Count on disk what is unread, and hand it in: a count that may be wrong holds senders up."""
+
+
 class Accepted(NamedTuple):
     """This message of ours is durable: `send` may return."""
 
@@ -213,6 +217,7 @@ Effect = (
     | CloneFound
     | Flush
     | Load
+    | CountUnread
     | Accepted
     | ReceiptChanged
     | Deliver

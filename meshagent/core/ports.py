@@ -334,6 +334,9 @@ class Store(Protocol):
     async def outbox(self, limit: int, *, ended: bool = False) -> Sequence[OutEntry]:
         """Messages of ours that have not ended (with `ended`, all), oldest first."""
 
+    async def withdrawn(self) -> int:
+        """How many messages of ours only wait to tell that they were taken back or expired."""
+
     async def outgoing(self, prefix: str) -> Sequence[OutEntry]:
         """Messages of ours whose id begins so; at most a few."""
 

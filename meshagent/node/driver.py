@@ -24,6 +24,7 @@ from meshagent.core.effects import (
     Accepted,
     CloneFound,
     CloseLink,
+    CountUnread,
     Deliver,
     Dial,
     Effect,
@@ -41,13 +42,11 @@ from meshagent.core.messages import Message, MessageState
 from meshagent.core.ports import (
     Announcement,
     Discovery,
-    MailStart,
     OutEntry,
     PeerRow,
     Row,
     Store,
     Transport,
-    Watermark,
 )
 from meshagent.core.records import STATUS_CHARACTERS_MAX, Record
 from meshagent.core.spooling import Drop
@@ -63,6 +62,7 @@ __all__ = ["Driver", "Profile"]
 ADDRESS_CHECK_S = 5.0  # interfaces come and go with Wi-Fi and VPNs; a look costs well under a ms
 RECOVER_S = 2.0  # between looks whether a full or failing disk is well again
 ROOM_BYTES_MIN = 8 * 1024 * 1024  # what the store's log may take: with less it is soon full again
+COUNT_S = 1.0  # messages that are dealt with one by one share a count
 HOUSE_S = 600.0  # retention needs no more; an expiry sets its own time
 HOUSE_RETRY_MS = 30_000
 DUE_ITEMS_MAX = 1000
@@ -130,6 +130,7 @@ class Driver:
         self.mail_came = asyncio.Event()
         self.inbox_start = 0
         self._house = asyncio.Event()
+        self._counting: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._end_error: MeshError | None = None
         self._started: list[Callable[[], Any]] = []
@@ -150,7 +151,7 @@ class Driver:
         await self._store.open()
         run = await self._store.next_run()
         remembered = list(await self._store.peers())
-        mail = await self._store.mail_start()
+        delivery = await self._delivery()
         self.inbox_start = await self._store.newest()
         self._started.append(self._transport.close)
         self.addresses = await self._listen(listen, ports)
@@ -159,7 +160,7 @@ class Driver:
         self._mesh = Mesh(
             self._first_record(run, started_ms), self.profile.identity,
             self.profile.secret.mesh_id, verify, self._rng, self._loop.time(),
-            delivery=self._delivery(mail), wall_ms=self._wall_ms,
+            delivery=delivery, wall_ms=self._wall_ms,
         )  # fmt: skip
         self._mesh.remember(remembered, self._loop.time())
         self.log.info("joined as %s at %s", self.agent, ", ".join(self.addresses))
@@ -200,8 +201,13 @@ class Driver:
         """Say goodbye, then close everything. Safe to call twice."""
         if self._mesh is not None:
             mesh, self._mesh = self._mesh, None
-            self._apply(mesh.leave(self._loop.time()))
+            effects = mesh.leave(self._loop.time())
+            self._apply(effects)
             self.log.info("left")
+            try:
+                await self._store.commit([e.row for e in effects if isinstance(e, Persist)])
+            except MeshError as error:
+                self.log.warning("who was met last is not remembered: %s", error)
         self._ended.set()
         await self._close()
         self.subscribers.close()
@@ -335,24 +341,16 @@ class Driver:
         """Mail that was left for us in the spool; whether we have all of it now, durably."""
         if self.mesh.links.pin(drop.sender, drop.key) != drop.key:
             raise RemoteProtocolError("The drop's sender is known with another key.")
-        epoch, last = drop.mail.epoch, drop.mail.first + len(drop.mail.items) - 1
-        effects = self.mesh.take(drop.sender, drop.mail, self._loop.time())
-        self._turn(effects)
-        await self._committed()
-        if self.mesh.delivery is None:
+        delivery = self.mesh.delivery
+        if delivery is None:
             return False
-        marks = [e.row for e in effects if isinstance(e, Persist)]
-        if not any(isinstance(row, Watermark) and row.seq >= last for row in marks):
-            # Nothing of it was news, or there was no room for it: the disk knows.
-            marks = list((await self._store.mail_start()).watermarks)
-        return any(
-            isinstance(row, Watermark)
-            and (row.sender, row.epoch) == (drop.sender, epoch)
-            and row.seq >= last
-            for row in marks
-        )
+        self._turn(self.mesh.take(drop.sender, drop.mail, self._loop.time()))
+        has_all = delivery.has(drop.mail, drop.sender, spooled=True)
+        await self.committed()
+        # Had the disk not taken it, this engine would not be in use any more.
+        return has_all and self._mesh is not None and self._mesh.delivery is delivery
 
-    async def _committed(self) -> None:
+    async def committed(self) -> None:
         """Until all that was decided so far is durable, or has failed."""
         while self._committing is not None:
             await asyncio.shield(self._committing)
@@ -365,7 +363,35 @@ class Driver:
     async def keep(self, rows: Sequence[Row], done: int = 0) -> None:
         """Returns when the rows are durable; `done` of them made room in the inbox."""
         await self._store.commit(rows)
-        self._turn(self.mesh.inbox_shrank(done, self._loop.time()))
+        if done:
+            self._turn(self.mesh.inbox_shrank(done, self._loop.time()))
+            self._count_unread()
+
+    def _count_unread(self) -> None:
+        """In a moment, as the disk has it: the engine can't tell a message that came again."""
+        if self._counting is None or self._counting.done():
+            self._counting = self.spawn(self._hand_in_count())
+
+    async def _hand_in_count(self) -> None:
+        """Once for all that ask within a moment; again when something came or went meanwhile."""
+        while True:
+            await asyncio.sleep(COUNT_S)
+            await self.committed()
+            if self._mesh is None or (delivery := self._mesh.delivery) is None:
+                return  # an engine begins with what the disk has
+            before = delivery.inbox_changes
+            try:
+                unread = (await self._store.mail_start()).unread
+            except MeshError as error:
+                self.log.warning("not counted: %s", error)
+                return
+            if delivery.inbox_changes == before:
+                self._hold(delivery, unread)
+                return
+
+    def _hold(self, delivery: Delivery, unread: int) -> None:
+        if self._mesh is not None and self._mesh.delivery is delivery:
+            self._turn(self._mesh.inbox_holds(unread, self._loop.time()))
 
     async def wait_for_mail(self, came: asyncio.Event) -> bool:
         """Until mail comes after `came` was taken from us; False when the node ends instead."""
@@ -386,7 +412,7 @@ class Driver:
         """Cancel pending messages, or note that their time is up; durable when this returns."""
         for entry in entries:
             self._turn(self.mesh.withdraw(entry, state, self._loop.time()))
-        await self._committed()
+        await self.committed()
         for peer in {entry.peer for entry in entries}:
             await self.post.withdrawn(AgentId(peer))
 
@@ -409,8 +435,12 @@ class Driver:
         delivery = self._mesh.delivery if self._mesh is not None else None
         return delivery.unread if delivery is not None else 0
 
-    def _delivery(self, mail: MailStart) -> Delivery:
-        return Delivery(mail.epoch, mail.streams, mail.watermarks, mail.unread, self._rng)
+    async def _delivery(self) -> Delivery:
+        """An engine that begins where the disk stands."""
+        mail, withdrawn = await self._store.mail_start(), await self._store.withdrawn()
+        return Delivery(
+            mail.epoch, mail.streams, mail.watermarks, mail.unread, self._rng, withdrawn=withdrawn
+        )
 
     def _wall_ms(self, now: float) -> int:
         return int((now + self.clock_offset) * 1000)
@@ -427,7 +457,7 @@ class Driver:
         try:
             await self._store.restore(path)
         finally:
-            delivery = self._delivery(await self._store.mail_start())
+            delivery = await self._delivery()
             self._turn(self.mesh.deliver_with(delivery, self._loop.time()))
 
     async def _load(self, effect: Load) -> None:
@@ -449,6 +479,7 @@ class Driver:
                 await self.withdraw(due, MessageState.EXPIRED)
                 await self._store.retain(now_ms, RETAIN_MS, RETAIN_BYTES)
                 due_ms = await self._store.next_expiry()
+                self._count_unread()
             except MeshError as error:
                 self.log.warning("not tidied: %s", error)
                 due_ms = now_ms + HOUSE_RETRY_MS
@@ -477,7 +508,7 @@ class Driver:
                 continue
             try:
                 await self._store.next_run()  # a small write that changes nothing of weight
-                delivery = self._delivery(await self._store.mail_start())
+                delivery = await self._delivery()
             except MeshError as again:
                 self.trouble, self._suspended_by = str(again), again
                 continue
@@ -609,6 +640,8 @@ class Driver:
                     self._transport.close_link(link)
                 case Load():
                     self.spawn(self._load(effect))
+                case CountUnread():
+                    self._count_unread()
         for peer, upto in flush.items():
             self.post.pending(peer)
             if self._mesh is not None:

@@ -196,6 +196,18 @@ def test_a_receipt_may_say_how_a_message_ended_and_why(store: Store, last: str) 
     live(store, script)
 
 
+def test_what_was_taken_back_is_counted_until_its_recipient_knows(store: Store) -> None:
+    async def script(store: Store) -> None:
+        await store.commit([*outs(4), word("b1", "delivered")])
+        assert await store.withdrawn() == 0
+        await store.commit([word("b2", "cancelled"), word("b4", "expired")])
+        assert await store.withdrawn() == 2
+        await store.commit([word("b2", "cancelled"), word("b4", "delivered")])
+        assert await store.withdrawn() == 0
+
+    live(store, script)
+
+
 def test_expiry_tells_what_is_due_and_when(store: Store) -> None:
     async def script(store: Store) -> None:
         assert await store.next_expiry() is None
