@@ -82,7 +82,7 @@ class PullingConfig:
     """The cap of those pauses."""
     probe_s: float = 300.0
     """The cap of the pauses between looks whether another agent here has got the blob."""
-    open_pace_s: float = 0.02
+    open_pace_s: float = 0.1
     """After a disk said no, the next blob is opened no sooner: 100,000 wait without a storm."""
 
 

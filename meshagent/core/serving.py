@@ -271,7 +271,8 @@ class Serving:
 
     def _bury(self, serve: Serve) -> None:
         client = serve.client
-        if not serve.checking and not serve.reading and client.serves.pop(serve.ask.pull, None):
+        if not serve.checking and not serve.reading:
+            del client.serves[serve.ask.pull]
             self._count -= 1
             if not client.serves:
                 del self._clients[client.peer]
