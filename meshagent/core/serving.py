@@ -266,6 +266,7 @@ class Serving:
         """Nothing more is sent; its number stays taken until the last answer about it has come."""
         opened, serve.stage = serve.stage is Stage.OPEN, Stage.OVER
         serve.held.clear()
+        self._dequeue(serve)
         self._bury(serve)
         return [CloseReader(serve.client.peer, serve.ask.pull)] if opened else []
 
@@ -290,6 +291,15 @@ class Serving:
         if not client.queued:
             client.queued = True
             self._turns.append(client)
+
+    def _dequeue(self, serve: Serve) -> None:
+        client = serve.client
+        if serve.queued:
+            serve.queued = False
+            client.ready.remove(serve)
+            if not client.ready:
+                client.queued = False
+                self._turns.remove(client)
 
     def _pump(self) -> list[Effect]:
         effects: list[Effect] = []

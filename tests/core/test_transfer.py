@@ -509,6 +509,19 @@ def test_ten_thousand_asks_keep_a_few_and_the_rest_is_told_to_come_again() -> No
     assert it._serving._count == ServingConfig().per_peer_max == 10_000 - busy
 
 
+def test_asking_and_stopping_while_the_disk_hangs_keeps_nothing() -> None:
+    it = engine()
+    for pull in range(1000):
+        it.receive(BlobAsk(pull, X, 40 * CHUNK_BYTES, BOB, b"", 0, 4), BOB, 0.0)
+        it.admitted(BOB, pull, 0.0)
+        it.receive(BlobStop(pull), BOB, 0.0)
+    serving = it._serving
+    assert serving._reading <= ServingConfig().reads_max
+    assert serving._count <= ServingConfig().per_peer_max
+    assert len(serving._turns) <= 1
+    assert sum(len(each.ready) for each in serving._clients.values()) <= 16
+
+
 def test_peers_take_turns_however_many_pulls_one_has() -> None:
     it = engine(serving=ServingConfig(reads_max=2))
     reads: list[Effect] = []
