@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["measure"]
 
 COROUTINES = 500
-SENDERS = 8
 SIZES = (200, 4096)
 TO_NATS_DEFAULT_BAR = 5.0
 TO_NATS_ALWAYS_BAR = 10.0
@@ -42,10 +41,11 @@ class Amount:
     rounds: int
     ours: int
     theirs: int
+    senders: int = 8
 
 
 AMOUNTS = {
-    "tiny": Amount(1, 24, 24),
+    "tiny": Amount(1, 24, 24, senders=2),
     "quick": Amount(3, 4_000, 1_500),
     "full": Amount(9, 20_000, 8_000),
 }
@@ -64,11 +64,11 @@ def measure(setting: Setting) -> Answer:
         cases = _crowd_cases(setting, stack, amount, with_nats)
         taken |= interleave(cases, amount.rounds, warm_up=1)
     answer.cases = {name: {"per_s": spread_of(values)} for name, values in taken.items()}
-    answer.headlines = _headlines(taken)
+    answer.headlines = _headlines(taken, amount.senders)
     return answer
 
 
-def _headlines(taken: dict[str, list[float]]) -> list[Headline]:
+def _headlines(taken: dict[str, list[float]], senders: int) -> list[Headline]:
     found = []
     bars = {
         (OURS, "nats default"): TO_NATS_DEFAULT_BAR,
@@ -77,7 +77,7 @@ def _headlines(taken: dict[str, list[float]]) -> list[Headline]:
         (OURS, "nats sync always in one process"): TO_NATS_ALWAYS_BAR,
         (MANY, OURS): MANY_TO_ONE_BY_ONE_BAR,
     }
-    for what in (*(f"{size} B" for size in SIZES), f"{SENDERS} senders"):
+    for what in (*(f"{size} B" for size in SIZES), f"{senders} senders"):
         for above, below in ((OURS, FLOOR), *bars):
             over, under = taken.get(f"{above}, {what}"), taken.get(f"{below}, {what}")
             if over is None or under is None:
@@ -112,20 +112,20 @@ def _pair_cases(setting: Setting, stack: ExitStack, amount: Amount, with_nats: b
 
 def _crowd_cases(setting: Setting, stack: ExitStack, amount: Amount, with_nats: bool) -> Rounds:
     """Eight senders to one recipient, each with its share of the coroutines and the messages."""
-    crowd = stack.enter_context(MeshPair(setting.folder / "crowd", SENDERS))
-    each, coroutines = amount.ours // SENDERS, COROUTINES // SENDERS
+    crowd = stack.enter_context(MeshPair(setting.folder / "crowd", amount.senders))
+    each, coroutines = amount.ours // amount.senders, COROUTINES // amount.senders
 
     def ours() -> float:
         return max(crowd.ask_all("burst", count=each, size=SIZES[0], coroutines=coroutines))
 
-    what = f"{SENDERS} senders"
+    what = f"{amount.senders} senders"
     cases = {
-        f"{OURS}, {what}": _rate(each * SENDERS, ours),
+        f"{OURS}, {what}": _rate(each * amount.senders, ours),
         f"{FLOOR}, {what}": lambda: rows_per_second(setting.folder, amount.ours, SIZES[0]),
     }
-    theirs = amount.theirs // SENDERS * SENDERS
+    theirs = amount.theirs // amount.senders * amount.senders
     for name in NATS if with_nats else ():
-        server = _jetstream(setting, stack, name, SENDERS)
+        server = _jetstream(setting, stack, name, amount.senders)
         work = (theirs, SIZES[0], coroutines)
         cases[f"{name}, {what}"] = _rate(theirs, partial(server.seconds, *work))
     return cases

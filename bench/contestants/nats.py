@@ -42,13 +42,8 @@ class JetStream:
         try:
             self._url = _url(folder)
             for number in range(publishers + 1):
-                self._clients.append(
-                    Child(
-                        "meshagent.bench.contestants.nats",
-                        self._url,
-                        notes=folder / f"client{number}.stderr",
-                    )  # fmt: skip
-                )
+                notes = folder / f"client{number}.stderr"
+                self._clients.append(Child(__name__, self._url, notes=notes))
             for each in self._clients:
                 each.wait_ready()
         except BaseException:
