@@ -29,7 +29,7 @@ MIB = 1 << 20
 OURS, SHARED = "meshagent", "meshagent, one mesh folder"
 FLOOR, SHARED_FLOOR = "floor: CURVE stream", "floor: copy, SHA-256, sync"
 TO_FLOOR_BAR = 0.5
-WARM_UP_MIB = 1024  # a file so large needs no warm-up, and a store keeps each one that it was given
+WARM_UP_MIB = 100  # a file so large needs no warm-up, and a store keeps each one it was given
 Rounds = dict[str, Callable[[], float]]
 
 AMOUNTS = {

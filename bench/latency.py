@@ -33,7 +33,7 @@ class Amount:
     messages: int
 
 
-AMOUNTS = {"tiny": Amount(1, 5), "quick": Amount(5, 200), "full": Amount(15, 500)}
+AMOUNTS = {"tiny": Amount(1, 5), "quick": Amount(5, 150), "full": Amount(15, 500)}
 
 
 def measure(setting: Setting) -> Answer:

@@ -18,7 +18,7 @@ from meshagent.bench.nodes import MESHAGENT, NodeProcesses
 
 __all__ = ["measure"]
 
-AMOUNTS = {"tiny": 1, "quick": 7, "full": 21}
+AMOUNTS = {"tiny": 1, "quick": 5, "full": 21}
 BARE, SEND = "floor: bare interpreter", "send from the command line"
 SEND_S_BAR = 0.35
 KEYS = {
