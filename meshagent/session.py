@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ OWN_ROLE = "user"
 OWN_IDLE_S = 300  # the person's own agent ends when nobody needs it for so long
 REQUEST_BYTES_MAX = 8 * 1024 * 1024  # 1 MiB of a message takes up to six times that as JSON
 ANSWER_TIMEOUT_S = 10.0  # a node answers in milliseconds; one that is stopped never does
+CONNECT_RETRY_S = 0.01  # while more wait to be accepted than the node's socket holds
 
 
 class Session:
@@ -46,9 +48,8 @@ class Session:
     def __init__(self, entry: RegistryEntry) -> None:
         self.agent = entry.agent
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(ANSWER_TIMEOUT_S)
         try:
-            self._socket.connect(str(entry.extra.get("control", "")))
+            self._connect(str(entry.extra.get("control", "")))
         except OSError as error:
             self._socket.close()
             raise NotRunning(
@@ -56,6 +57,19 @@ class Session:
                 hint="If it hangs, end it with 'kill' and join again.",
             ) from None
         self._reader = self._socket.makefile("rb")
+
+    def _connect(self, path: str) -> None:
+        """A socket with a timeout does not wait while the node's queue is full: EAGAIN, at once."""
+        self._socket.settimeout(ANSWER_TIMEOUT_S)
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        while True:
+            try:
+                self._socket.connect(path)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("too many others wait for it") from None
+            time.sleep(CONNECT_RETRY_S)
 
     def __enter__(self) -> Session:
         return self

@@ -57,7 +57,11 @@ def unpack(data: bytes, limit: int = HEADER_BYTES_MAX) -> Any:
 
 def encode(frame: Frame) -> list[bytes]:
     """The parts of `frame` as they go on the wire."""
-    return [pack((frame.code, *(getattr(frame, name) for name in _names[type(frame)])))]
+    values = [getattr(frame, name) for name in _names[type(frame)]]
+    if frame.parts == 1:
+        return [pack((frame.code, *values))]
+    payload = values.pop()
+    return [pack((frame.code, *values)), payload]
 
 
 def decode(parts: Sequence[bytes]) -> Frame | None:
@@ -74,9 +78,11 @@ def decode(parts: Sequence[bytes]) -> Frame | None:
         if header[0] >= OPTIONAL_FROM:
             return None
         raise RemoteProtocolError(f"Frame code {header[0]} is required and not known here.")
-    if len(parts) > 1:
-        raise RemoteProtocolError(f"A {kind.__name__} has no payload, but {len(parts) - 1} came.")
+    if len(parts) != kind.parts:
+        raise RemoteProtocolError(f"A {kind.__name__} has {kind.parts} parts, not {len(parts)}.")
     values = header[1:]
+    if kind.parts > 1:
+        values = (*values[: len(kind.checks) - 1], parts[1])
     if len(values) < len(kind.checks):
         raise RemoteProtocolError(f"A {kind.__name__} lacks fields.")
     return kind(*(check(value) for check, value in zip(kind.checks, values, strict=False)))

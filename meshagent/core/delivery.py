@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from meshagent.core.effects import (
     Accepted,
+    CountUnread,
     Deliver,
     Effect,
     Flush,
@@ -34,7 +35,6 @@ from meshagent.core.effects import (
 )
 from meshagent.core.frames import (
     EPOCH_BYTES,
-    HASH_BYTES,
     MAIL_ITEMS_MAX,
     TEXT_CHARACTERS_MAX,
     WHOLE_MAX,
@@ -42,6 +42,7 @@ from meshagent.core.frames import (
     Mail,
     MailAck,
 )
+from meshagent.core.incoming import NO_HASH, ReceiveStream, last_that_came
 from meshagent.core.lifeguard import backoff_s
 from meshagent.core.messages import (
     RECEIPT_KIND,
@@ -54,16 +55,16 @@ from meshagent.core.messages import (
 )
 from meshagent.core.outgoing import WITHDRAWN, Item, SendStream
 from meshagent.core.ports import InRow, NewEpoch, OutRow, OutState, Receipt, StreamStart, Watermark
+from meshagent.core.timers import Timers
 from meshagent.core.types import AgentId
 from meshagent.errors import LimitReached, RemoteProtocolError
 
 __all__ = ["Delivery", "DeliveryConfig"]
 
-NO_HASH = bytes(HASH_BYTES)
 NO_EPOCH = bytes(EPOCH_BYTES)
 _WELL, _BUSY, _GAP = 0, 1, 2  # MailAck.mode
+_RECIPIENT_SAYS = frozenset({"delivered", "seen", "done", "refused", "expired"})
 FULL_LINK_S = 0.01  # the transport has no word for "writable again": its queue drains in less
-GAP_PAUSE_S = 0.2  # every frame behind a lost one is answered with the same gap: go back once
 LOAD_ITEMS_MAX = 1024  # read from disk at once
 EPOCHS_KEPT_MAX = 64  # per sender: each is one restored or deleted database of that sender
 START_OVER_S = 3600.0  # a restored database needs it once per run; a liar gets no more than this
@@ -87,42 +88,6 @@ class DeliveryConfig:
 
 
 @dataclass(slots=True)
-class ReceiveStream:
-    """What has come from one sender in one epoch; `last` is of the last that was not withdrawn."""
-
-    seq: int = 0
-    last: bytes = NO_HASH
-    exceptions: dict[int, str] = field(default_factory=dict)
-    doubted: bool = False
-    """Its numbers mean other messages than before: nothing more is taken under them."""
-
-    @property
-    def named(self) -> int:
-        """The number that `last` is of, unless that is no longer known."""
-        return _last_that_came(self.seq, self.exceptions)
-
-    def forget_below(self, floor: int) -> None:
-        """The sender knows how these ended."""
-        if self.named < min(self.seq, floor - 1):
-            self.last = NO_HASH  # without the exceptions nobody can tell which number it is of
-        for seq in [each for each in self.exceptions if each < floor]:
-            del self.exceptions[seq]
-
-    def contradicts(self, mail: Mail) -> bool:
-        """Whether `mail` holds another message than we took under the last number."""
-        at = self.named - mail.first
-        body = mail.items[at] if 0 <= at < len(mail.items) else None
-        return body is not None and self.last not in (NO_HASH, body_hash(body))
-
-
-def _last_that_came(upto: int, exceptions: Mapping[int, str]) -> int:
-    """The highest number that was not withdrawn: an answer carries the hash of that message."""
-    while exceptions.get(upto) == "":
-        upto -= 1
-    return upto
-
-
-@dataclass(slots=True)
 class Correspondent:
     """One peer, both ways."""
 
@@ -142,8 +107,23 @@ class Correspondent:
         answer = self.answer
         if answer is None:
             return False
-        named = _last_that_came(answer.upto, dict(answer.exceptions))
+        named = last_that_came(answer.upto, dict(answer.exceptions))
         return named >= self.out.floor and (named, answer.last) != self.checked
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Whose mail this is, and how it came."""
+
+    peer: AgentId
+    epoch: bytes
+    now_ms: int
+    spooled: bool
+
+    def is_late(self, message: Message) -> bool:
+        """Whether it expired in the spool: its sender may have ended before it could say so. One
+        machine has one clock, so ours is the sender's; a link may have another at its end."""
+        return self.spooled and 0 < message.expires_ms <= self.now_ms
 
 
 class Delivery:
@@ -157,18 +137,26 @@ class Delivery:
         unread: int,
         rng: random.Random,
         config: DeliveryConfig | None = None,
+        withdrawn: int = 0,
     ) -> None:
         self.refused: Counter[str] = Counter()
         self.unread = unread
-        self.suspended = False
+        self.inbox_changes = 0
+        """Grows whenever `unread` does not come from the disk: then a count is out of date."""
+        self._sure = True
+        self._counting = False
         self._epoch, self._rng = epoch, rng
         self._config = config or DeliveryConfig()
         self._peers: dict[AgentId, Correspondent] = {}
+        self._timers = Timers()
+        self._pending = 0
         self._withdrawn: dict[str, MessageState] = {}
+        self._withdrawn_count = withdrawn
         self._start_over_at = float("-inf")
         for start in streams:
             stream = SendStream(epoch, start.next_seq, start.floor)
             self._peers[AgentId(start.peer)] = Correspondent(stream)
+            self._pending += stream.waiting
         for mark in watermarks:
             inward = self._peer(AgentId(mark.sender)).inward
             inward[mark.epoch] = ReceiveStream(mark.seq, mark.last, dict(mark.exceptions))
@@ -178,7 +166,7 @@ class Delivery:
     @property
     def pending(self) -> int:
         """How many messages of ours have not ended."""
-        return sum(each.out.waiting for each in self._peers.values())
+        return self._pending
 
     @property
     def on_wire(self) -> int:
@@ -188,7 +176,7 @@ class Delivery:
     @property
     def withdrawn(self) -> int:
         """How many of them only wait to tell that they were taken back."""
-        return len(self._withdrawn)
+        return self._withdrawn_count
 
     def is_on_wire(self, peer: AgentId, seq: int) -> bool:
         """Whether this message was sent on the present link and has no answer yet."""
@@ -202,21 +190,27 @@ class Delivery:
 
     def accept(self, peer: AgentId, message: Message) -> list[Effect]:
         """Take responsibility for a message; it counts once `Accepted` is performed."""
-        if self.suspended or self.pending >= self._config.pending_max:
+        return self.accept_all([(peer, message)])
+
+    def accept_all(self, outgoing: Sequence[tuple[AgentId, Message]]) -> list[Effect]:
+        """Take responsibility for all of them, or raise and take none."""
+        if self.pending + len(outgoing) > self._config.pending_max:
             raise LimitReached(
-                "The outbox takes no more messages: "
-                + ("its disk is full." if self.suspended else f"{self.pending} are waiting."),
-                hint="Free some space, or cancel what is no longer needed: meshagent outbox",
+                f"The outbox takes no more messages: {self.pending} are waiting.",
+                hint="Cancel what is no longer needed: meshagent outbox",
             )
-        body = pack_body(message)
-        stream = self._peer(peer).out
-        item = Item(
-            stream.next_seq, message.id, body, body_hash(body), message.expires_ms,
-            MessageState.QUEUED,
-        )  # fmt: skip
-        stream.add(item)
-        row = OutRow(peer, stream.epoch, item.seq, item.id, body, message.expires_ms)
-        return [Persist(row), Accepted(peer, message.id), Flush(peer, item.seq)]
+        bodies = [pack_body(message) for _, message in outgoing]
+        effects: list[Effect] = []
+        last: dict[AgentId, int] = {}
+        for (peer, message), body in zip(outgoing, bodies, strict=True):
+            stream = self._peer(peer).out
+            seq, ident, expires_ms = stream.next_seq, message.id, message.expires_ms
+            stream.add(Item(seq, ident, body, body_hash(body), expires_ms, MessageState.QUEUED))
+            effects.append(Persist(OutRow(peer, stream.epoch, seq, ident, body, expires_ms)))
+            effects.append(Accepted(peer, ident))
+            last[peer] = seq
+        self._pending += len(outgoing)
+        return effects + [Flush(peer, seq) for peer, seq in last.items()]
 
     def withdraw(
         self, peer: AgentId, seq: int, ident: str, state: MessageState, now_ms: int
@@ -230,6 +224,7 @@ class Delivery:
             return []
         # A read that is under way, or another look at the disk, may not know of it yet.
         self._withdrawn[ident] = state
+        self._withdrawn_count += 1
         if len(self._withdrawn) > WITHDRAWN_KEPT_MAX:
             del self._withdrawn[next(iter(self._withdrawn))]
         return [
@@ -239,11 +234,18 @@ class Delivery:
 
     def inbox_shrank(self, by: int, now: float) -> list[Effect]:
         """Messages were dealt with; whoever was told to wait hears when there is room again."""
-        return self.inbox_holds(self.unread - by, now)
+        self.unread = max(0, self.unread - by)
+        self.inbox_changes += 1
+        self._sure = False
+        return self._let_on()
 
     def inbox_holds(self, unread: int, now: float) -> list[Effect]:
         """As the disk counts them: a message that came again in another epoch is not one more."""
-        self.unread = max(0, unread)
+        self.unread = unread
+        self._sure, self._counting = True, False
+        return self._let_on()
+
+    def _let_on(self) -> list[Effect]:
         if self._is_full() or self.unread > self._config.unread_max * 9 // 10:
             return []
         effects: list[Effect] = []
@@ -261,9 +263,10 @@ class Delivery:
         stream = known.out
         stream.linked = True
         stream.rewind(0)  # what was on another link may be lost with it
-        stream.failures, stream.busy_until = 0, 0.0
+        stream.failures = 0
+        stream.forget_times()
         # Its first answer tells whether our numbers mean the same to both: wait for that.
-        stream.greeted, stream.answer_due = False, None
+        stream.greeted = False
         return self._answer(peer, self._latest_epoch(known)) + self._pump(peer, now)
 
     def disconnected(self, peer: AgentId) -> list[Effect]:
@@ -271,6 +274,7 @@ class Delivery:
         known = self._peers.get(peer)
         if known is not None:
             known.out.unlink()
+            self._timers.set(peer, None)
             known.answer, known.proving = None, False
             if known.out.next_seq == 1 and not known.inward:
                 del self._peers[peer]  # no message either way: nothing to remember
@@ -290,23 +294,22 @@ class Delivery:
     def on_timer(self, now: float) -> list[Effect]:
         """Send again what has no answer."""
         effects: list[Effect] = []
-        for peer, known in self._peers.items():
-            stream = known.out
+        for peer in self._timers.reached(now):
+            stream = self._peers[peer].out
             if stream.answer_due is not None and now >= stream.answer_due:
                 stream.failures += 1
                 stream.rewind(0)
                 stream.answer_due = None
-                effects += self._pump(peer, now)
-            elif stream.busy_until and now >= stream.busy_until:
+            if stream.busy_until and now >= stream.busy_until:
                 stream.busy_until = 0.0
-                effects += self._pump(peer, now)
+            if stream.gap_due is not None and now >= stream.gap_due:
+                stream.go_back(stream.gap_at, now)
+            effects += self._pump(peer, now)
         return effects
 
     def deadline(self) -> float | None:
         """When on_timer is wanted next."""
-        times = [k.out.answer_due for k in self._peers.values() if k.out.answer_due is not None]
-        times += [k.out.busy_until for k in self._peers.values() if k.out.busy_until]
-        return min(times, default=None)
+        return self._timers.earliest()
 
     def not_sent(self, peer: AgentId, mail: Mail, now: float) -> None:
         """The link is full: go on from there in a moment."""
@@ -316,6 +319,7 @@ class Delivery:
             stream.busy_until = now + FULL_LINK_S
             if not stream.on_wire:
                 stream.answer_due = None
+            self._timers.set(peer, stream.due)
 
     def flush(self, peer: AgentId, upto: int, now: float) -> list[Effect]:
         """The driver says that all up to this number are durable."""
@@ -341,9 +345,13 @@ class Delivery:
     # -- sending ------------------------------------------------------------------------------
 
     def _pump(self, peer: AgentId, now: float) -> list[Effect]:
+        """All that may leave now; whoever changes a stream's times ends here."""
         stream = self._peers[peer].out
-        if not stream.linked:
-            return []
+        effects = self._next_frames(peer, stream, now) if stream.linked else []
+        self._timers.set(peer, stream.due)
+        return effects
+
+    def _next_frames(self, peer: AgentId, stream: SendStream, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if not stream.greeted:
             effects += self._ask(peer, stream, now)
@@ -386,9 +394,8 @@ class Delivery:
             stream.answer_due = None
             stream.failures += 1
             stream.busy_until = now + self._pause(stream, self._config.busy_s)
-        elif ack.mode == _GAP and now >= stream.rewound_at + GAP_PAUSE_S:
-            stream.rewound_at = now
-            stream.rewind(ack.upto)
+        elif ack.mode == _GAP:
+            stream.missing_after(ack.upto, now)
         if ack.mode == _WELL:  # a gap is what all frames behind the first that had no room meet
             stream.busy_until = 0.0
         return effects + self._pump(peer, now)
@@ -404,7 +411,7 @@ class Delivery:
             known.answer = None
             return []
         if known.unproven:
-            named = _last_that_came(ack.upto, dict(ack.exceptions))
+            named = last_that_came(ack.upto, dict(ack.exceptions))
             item = stream.find(named)
             if item is None and fresh:
                 item = next((each for each in fresh if each.seq == named), None)
@@ -427,25 +434,42 @@ class Delivery:
             if not why and seq <= ack.upto and (item := stream.find(seq)) is not None
             if item.state not in WITHDRAWN
         ]
-        if any(not 0 < item.expires_ms <= now_ms for item in unsaid):
-            return self._start_over(known, now)  # we never withdrew that
+        strange = [item for item in unsaid if self._never_withdrawn(item, ack, now, now_ms)]
         effects: list[Effect] = []
-        for item in unsaid:  # its recipient saw that its time was up before we did
-            effects += self.withdraw(peer, item.seq, item.id, MessageState.EXPIRED, now_ms)
+        for item in unsaid:
+            if item not in strange:  # its recipient saw that its time was up before we did
+                effects += self.withdraw(peer, item.seq, item.id, MessageState.EXPIRED, now_ms)
+        if strange:
+            return effects + self._start_over(known, now)
+        waiting = stream.waiting
         for item in stream.settle(min(ack.upto, stream.loaded)):
             why = exceptions.get(item.seq)
             state = MessageState.DELIVERED if why is None else MessageState.REFUSED
             if why == "":
                 state = item.state
-            self._withdrawn.pop(item.id, None)
+            if item.state in WITHDRAWN:
+                self._withdrawn.pop(item.id, None)
+                self._withdrawn_count = max(0, self._withdrawn_count - 1)
             effects.append(Persist(OutState(peer, item.seq, item.id, state, why or "", now_ms)))
             effects.append(ReceiptChanged(peer, item.id, state, why or ""))
+        self._pending -= waiting - stream.waiting
         if effects:
             stream.failures = 0
             stream.answer_due = now + self._config.answer_s if stream.on_wire else None
         if stream.floor > ack.upto:
             known.answer = None
         return effects
+
+    def _never_withdrawn(self, item: Item, ack: MailAck, now: float, now_ms: int) -> bool:
+        """Whether an answer that this is nothing must be about another message of that number.
+
+        One that could expire did so by another clock than ours shows now, if a later message is
+        the same to both; else only if the numbers are of this run.
+        """
+        if 0 < item.expires_ms <= now_ms:
+            return False
+        proven = item.seq < last_that_came(ack.upto, dict(ack.exceptions))
+        return not item.expires_ms or not (proven or not self._may_start_over(now))
 
     def _load(self, known: Correspondent, peer: AgentId, first: int, limit: int) -> Load:
         known.out.loading = True
@@ -462,7 +486,7 @@ class Delivery:
         """A recipient holds numbers that we never gave: our database is from an earlier day."""
         self.refused["numbers from another day"] += 1
         liar.answer = None
-        if now < self._start_over_at + START_OVER_S:
+        if not self._may_start_over(now):
             return []  # the epoch is of this run, so only a lie can contradict it
         self._start_over_at = now
         self._epoch = self._rng.randbytes(EPOCH_BYTES)
@@ -474,13 +498,25 @@ class Delivery:
             known.out.durable = 0
             known.out.loading = known.out.outdated = old.loading
             known.answer, known.checked, known.proving = None, (0, b""), False
+            self._timers.set(peer, None)
             # Loading waits for the commit, as every effect does: it reads the new numbers.
             effects.append(Flush(peer, old.waiting))
         return effects
 
+    def _may_start_over(self, now: float) -> bool:
+        return now >= self._start_over_at + START_OVER_S
+
     # -- receiving ----------------------------------------------------------------------------
 
-    def take(self, mail: Mail, peer: AgentId, now_ms: int) -> list[Effect]:
+    def has(self, mail: Mail, peer: AgentId, spooled: bool = False) -> bool:
+        """Whether all of this was taken, now or before, and counts once it is durable."""
+        known = self._peers.get(peer)
+        stream = known.inward.get(mail.epoch) if known is not None else None
+        if stream is None or stream.distrusts(mail, spooled):
+            return False
+        return stream.seq >= mail.first + len(mail.items) - 1
+
+    def take(self, mail: Mail, peer: AgentId, now_ms: int, spooled: bool = False) -> list[Effect]:
         """Mail from a peer, over a link or from the spool: what is news is kept, then answered."""
         if mail.first + len(mail.items) > WHOLE_MAX:
             raise RemoteProtocolError("A message's number is beyond the limit.")
@@ -490,8 +526,7 @@ class Delivery:
                 del known.inward[next(iter(known.inward))]
             known.inward[mail.epoch] = ReceiveStream()
         stream = known.inward[mail.epoch] = known.inward.pop(mail.epoch)  # the latest comes last
-        stream.doubted = stream.doubted or stream.contradicts(mail)
-        if stream.doubted:
+        if stream.distrusts(mail, spooled):
             return self._answer(peer, mail.epoch)  # it names what we have: the sender starts over
         effects: list[Effect] = []
         if mail.floor > stream.seq + 1:
@@ -500,54 +535,64 @@ class Delivery:
         stream.forget_below(mail.floor)
         mode = _GAP if mail.first > stream.seq + 1 else _WELL
         before = stream.seq
+        arrival = Arrival(peer, mail.epoch, now_ms, spooled)
         for seq, body in enumerate(mail.items, mail.first):
             if seq != stream.seq + 1:
                 continue
             if self._is_full() or len(stream.exceptions) >= MAIL_ITEMS_MAX:
                 mode = _BUSY
                 known.told_busy = True
+                effects += self._count_again()
                 break
-            effects += self._take_one(stream, mail.epoch, seq, body, peer, now_ms)
+            effects += self._take_one(arrival, stream, seq, body)
         if stream.seq != before:
             effects.append(Persist(self._watermark(peer, mail.epoch, stream)))
         return effects + self._answer(peer, mail.epoch, mode)
 
     def _take_one(
-        self,
-        stream: ReceiveStream,
-        epoch: bytes,
-        seq: int,
-        body: bytes | None,
-        peer: AgentId,
-        now_ms: int,
+        self, arrival: Arrival, stream: ReceiveStream, seq: int, body: bytes | None
     ) -> list[Effect]:
         stream.seq = seq
         if body is None:
             stream.exceptions[seq] = ""
             return []
-        stream.last = body_hash(body)
+        before, stream.last = stream.last, body_hash(body)
         try:
             message = parse_body(body)
+            if arrival.is_late(message):
+                stream.exceptions[seq], stream.last = "", before
+                return []
             if message.kind == RECEIPT_KIND:
-                return self._take_receipt(peer, message, now_ms)
+                return self._take_receipt(arrival.peer, message, arrival.now_ms)
         except RemoteProtocolError as error:
             self.refused["malformed message"] += 1
             stream.exceptions[seq] = error.message[:TEXT_CHARACTERS_MAX]
             return []
         self.unread += 1
-        return [
-            Persist(InRow(peer, epoch, seq, message.id, body, now_ms)),
-            Deliver(peer, message),
-        ]
+        self.inbox_changes += 1
+        self._sure = False  # the disk keeps it once, whatever epoch it comes under again
+        row = InRow(arrival.peer, arrival.epoch, seq, message.id, body, arrival.now_ms)
+        return [Persist(row), Deliver(arrival.peer, message)]
+
+    def _count_again(self) -> list[Effect]:
+        """Somebody has to wait because of a count that may be too large."""
+        if self._sure or self._counting or not self._is_full():
+            return []
+        self._counting = True
+        return [CountUnread()]
 
     def _take_receipt(self, peer: AgentId, message: Message, now_ms: int) -> list[Effect]:
         match message.data:
-            case {"id": str() as ident, "state": ("seen" | "done") as state} if is_id(ident):
-                return [
-                    Persist(Receipt(peer, ident, state, now_ms)),
-                    ReceiptChanged(peer, ident, MessageState(state), ""),
-                ]
-        raise RemoteProtocolError("A receipt names a message and `seen` or `done`.")
+            case {"id": str() as ident, "state": str() as state} if (
+                is_id(ident) and state in _RECIPIENT_SAYS
+            ):
+                reason = message.data.get("reason", "")
+                if reason == "" or is_id(reason):
+                    return [
+                        Persist(Receipt(peer, ident, state, now_ms, reason)),
+                        ReceiptChanged(peer, ident, MessageState(state), reason),
+                    ]
+        raise RemoteProtocolError("A receipt names a message, how far it has come, and why.")
 
     def _answer(self, peer: AgentId, epoch: bytes, mode: int = 0) -> list[Effect]:
         stream = self._peer(peer).inward.get(epoch) or ReceiveStream()
@@ -562,7 +607,7 @@ class Delivery:
         return next(reversed(known.inward), NO_EPOCH)
 
     def _is_full(self) -> bool:
-        return self.suspended or self.unread >= self._config.unread_max
+        return self.unread >= self._config.unread_max
 
     def _peer(self, peer: AgentId) -> Correspondent:
         known = self._peers.get(peer)

@@ -1,6 +1,7 @@
 """The grammar of the wire: every frame, with a sentence and a limit for each field.
 
-A frame is a msgpack array `[code, field, …]`, then its payload parts. Codes below
+A frame is a msgpack array `[code, field, …]`, then its payload parts: only BlobChunk has one, its
+last field, which travels as it is so that bulk is neither packed nor copied. Codes below
 `OPTIONAL_FROM` are required: a peer that does not know one refuses it. Codes from there on are
 optional and ignored by those who do not know them. Fields beyond those listed are ignored, so a
 field can be added at the end; one that exists never changes its meaning.
@@ -17,9 +18,15 @@ from typing import Any, ClassVar
 from meshagent.errors import RemoteProtocolError
 
 __all__ = [
+    "CHUNK_BYTES",
     "FRAMES",
     "OPTIONAL_FROM",
     "Ack",
+    "BlobAsk",
+    "BlobChunk",
+    "BlobEnd",
+    "BlobMore",
+    "BlobStop",
     "Bye",
     "Check",
     "Frame",
@@ -48,6 +55,9 @@ TEXT_CHARACTERS_MAX = 200  # ids, reasons and the like; people's texts have limi
 KEY_BYTES = 32
 NONCE_BYTES = 16
 SIGNATURE_BYTES = 64
+SHA256_BYTES = 32
+CHUNK_BYTES = 256 * 1024  # of a blob, in one frame: a text behind a few of them waits little
+CREDIT_CHUNKS_MAX = 64  # how far ahead of what was sent a puller may let us send: 16 MiB
 UPDATE_BYTES_MAX = 4096  # one signed record with its addresses and capabilities
 UPDATES_MAX = 256  # updates in one frame
 MEMBERS_MAX = 4096  # members that a node keeps, hence digest entries
@@ -137,11 +147,29 @@ def outcome(value: Any) -> tuple[int, str]:
     return whole(value[0]), text(value[1])
 
 
+def grant(value: Any) -> bytes:
+    """A signature of at most 64 bytes; none when the granter itself is asked."""
+    if type(value) is not bytes or len(value) > SIGNATURE_BYTES:
+        raise _wrong(f"at most {SIGNATURE_BYTES} bytes", value)
+    return value
+
+
+def chunk(value: Any) -> bytes:
+    """A payload part of at most 262144 bytes; only a blob's last chunk is shorter."""
+    if type(value) is not bytes or len(value) > CHUNK_BYTES:
+        raise _wrong(f"at most {CHUNK_BYTES} bytes", value)
+    return value
+
+
 class Frame:
-    """A value that travels on a link. Subclasses name their code and check their fields."""
+    """A value that travels on a link. Subclasses name their code and check their fields.
+
+    With `parts` 2 the last field is a payload part of its own.
+    """
 
     __slots__ = ()
     code: ClassVar[int]
+    parts: ClassVar[int] = 1
     checks: ClassVar[tuple[Check_, ...]]
 
 
@@ -321,8 +349,73 @@ class MailAck(Frame):
     exceptions: tuple[tuple[int, str], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class BlobAsk(Frame):
+    """Send me this blob's chunks from `first` on, as far as below `upto` until I say BlobMore.
+
+    At least one may be sent, and at most 64 beyond what has been; the same holds for BlobMore.
+    The number `pull` is the asker's own and names the whole exchange. `granter` is the agent whose
+    message names the blob, `grant` its signature that lets the asker have it.
+    """
+
+    code: ClassVar[int] = 48
+    checks: ClassVar[tuple[Check_, ...]] = (
+        whole, exactly(SHA256_BYTES), whole, text, grant, whole, whole,
+    )  # fmt: skip
+    pull: int
+    sha256: bytes
+    size: int
+    granter: str
+    grant: bytes
+    first: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlobMore(Frame):
+    """Chunks below `upto` may be sent now: those before have been written."""
+
+    code: ClassVar[int] = 49
+    checks: ClassVar[tuple[Check_, ...]] = (whole, whole)
+    pull: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlobChunk(Frame):
+    """One chunk of what was asked for, in order, within what may be sent."""
+
+    code: ClassVar[int] = 50
+    parts: ClassVar[int] = 2
+    checks: ClassVar[tuple[Check_, ...]] = (whole, whole, chunk)
+    pull: int
+    index: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlobEnd(Frame):
+    """No more of it comes from here. `why`: `absent`, `not allowed`, `busy` or `failed`."""
+
+    code: ClassVar[int] = 51
+    checks: ClassVar[tuple[Check_, ...]] = (whole, text, text)
+    pull: int
+    why: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlobStop(Frame):
+    """I have it, or no longer want it: send no more of it."""
+
+    code: ClassVar[int] = 52
+    checks: ClassVar[tuple[Check_, ...]] = (whole,)
+    pull: int
+
+
 _KINDS: tuple[type[Frame], ...] = (
     Hello, Welcome, Refuse, Bye, Check, Here, Ping, Ack, PingReq, Nack, Gossip, Sync, Mail, MailAck,
+    BlobAsk, BlobMore, BlobChunk, BlobEnd, BlobStop,
 )  # fmt: skip
 FRAMES: dict[int, type[Frame]] = {kind.code: kind for kind in _KINDS}
 

@@ -45,7 +45,7 @@ from meshagent.core.records import Record
 from meshagent.core.types import AgentId, Candidate, LinkId
 from meshagent.errors import RemoteProtocolError
 
-__all__ = ["LinkDown", "LinkUp", "Links", "LinksConfig", "Unreachable"]
+__all__ = ["LinkDown", "LinkReplaced", "LinkUp", "Links", "LinksConfig", "Unreachable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +121,20 @@ class LinkDown:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkReplaced:
+    """For the engines above: the link in use is gone, with all that was on it; another serves."""
+
+    agent: AgentId
+
+
+@dataclass(frozen=True, slots=True)
 class Unreachable:
     """For the engines above: nobody listens where this agent used to."""
 
     agent: AgentId
 
 
-Outcome = Effect | LinkUp | LinkDown | Unreachable
+Outcome = Effect | LinkUp | LinkDown | LinkReplaced | Unreachable
 
 
 class Links:
@@ -495,7 +502,8 @@ class Links:
         return True
 
     def _lost(self, known: Link, now: float) -> list[Outcome]:
+        in_use = self.link_to(known.agent) == known.link
         if not self._forget(known):
-            return []
+            return [LinkReplaced(known.agent)] if in_use else []
         self._dialing.unlinked(known.agent, now)
         return [LinkDown(known.agent)]

@@ -26,7 +26,15 @@ from meshagent.core.frames import (
     Welcome,
 )
 from meshagent.core.identity import Signer, Verify
-from meshagent.core.links import LinkDown, Links, LinksConfig, LinkUp, Outcome, Unreachable
+from meshagent.core.links import (
+    LinkDown,
+    LinkReplaced,
+    Links,
+    LinksConfig,
+    LinkUp,
+    Outcome,
+    Unreachable,
+)
 from meshagent.core.membership import LAN, Membership, MembershipConfig
 from meshagent.core.messages import Message, MessageState
 from meshagent.core.outgoing import Item
@@ -108,7 +116,8 @@ class Mesh:
     def leave(self, now: float) -> list[Effect]:
         """Say goodbye to all."""
         last_word = self.membership.leave(now)
-        return self._route(self.links.close_all(last_word, "leaving"), now)
+        effects = self._save(float("inf"))
+        return effects + self._route(self.links.close_all(last_word, "leaving"), now)
 
     # -- what the driver feeds in -------------------------------------------------------------
 
@@ -179,21 +188,23 @@ class Mesh:
         linked = [each.agent for each in self.peers() if self.links.link_to(each.agent)]
         return self._route([e for peer in linked for e in delivery.connected(peer, now)], now)
 
-    def accept(self, peer: AgentId, message: Message, now: float) -> list[Effect]:
-        """Take responsibility for a message to `peer`."""
+    def accept(self, outgoing: Sequence[tuple[AgentId, Message]], now: float) -> list[Effect]:
+        """Take responsibility for messages, each to its peer: for all of them or none."""
         if self.delivery is None:
             raise StorageError(
                 "Messages can't be kept now: the disk does not answer.",
                 hint="See 'meshagent status'; it goes on by itself when the disk is well.",
             )
-        self.links.hurry(peer, now)
-        return self._route(self.delivery.accept(peer, message), now)
+        for peer in {peer for peer, _ in outgoing}:
+            if not self._is_linked(peer):
+                self.links.hurry(peer, now)
+        return self.delivery.accept_all(outgoing)  # nothing of it is for another engine
 
     def take(self, sender: AgentId, mail: Mail, now: float) -> list[Effect]:
-        """Mail that came another way than over a link."""
+        """Mail that was left in the spool."""
         if self.delivery is None:
             return []
-        return self._route(self.delivery.take(mail, sender, self._wall_ms(now)), now)
+        return self._route(self.delivery.take(mail, sender, self._wall_ms(now), True), now)
 
     def numbers(self, peer: AgentId) -> tuple[bytes, int] | None:
         """Our epoch, and the first number for `peer` that is not settled."""
@@ -231,6 +242,12 @@ class Mesh:
             [] if self.delivery is None else self._route(self.delivery.inbox_shrank(by, now), now)
         )
 
+    def inbox_holds(self, unread: int, now: float) -> list[Effect]:
+        """So many messages in the inbox are unread, as the disk has counted them."""
+        if self.delivery is None:
+            return []
+        return self._route(self.delivery.inbox_holds(unread, now), now)
+
     # -- between the engines ------------------------------------------------------------------
 
     def _route(self, outcomes: Sequence[Outcome], now: float) -> list[Effect]:
@@ -246,6 +263,9 @@ class Mesh:
                 case LinkUp(agent, record, dialled):
                     queue += self.membership.connected(agent, record, dialled, now)
                     self._note(agent, now)
+                    if self.delivery is not None:
+                        queue += self.delivery.connected(agent, now)
+                case LinkReplaced(agent):
                     if self.delivery is not None:
                         queue += self.delivery.connected(agent, now)
                 case LinkDown(agent):

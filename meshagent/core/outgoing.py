@@ -22,6 +22,7 @@ __all__ = ["Item", "SendStream"]
 WINDOW_ITEMS_MAX = 4096  # in memory per linked peer: a few round trips at full speed
 WINDOW_BYTES_MAX = 8 * 1024 * 1024  # eight of the largest messages
 FRAME_BYTES_MAX = 256 * 1024  # a batch; one larger message travels alone
+GAP_PAUSE_S = 0.2  # a round trip: every frame behind a lost one is answered with the same gap
 WITHDRAWN = frozenset({MessageState.EXPIRED, MessageState.CANCELLED})
 
 
@@ -70,12 +71,22 @@ class SendStream:
     answer_due: float | None = None
     failures: int = 0
     rewound_at: float = float("-inf")
+    gap_at: int = -1
+    """The number after which something was missing when we last went back."""
+    gap_due: float | None = None
+    """When to go back there once more, unless more was answered by then."""
     first_sent: list[str] = field(default_factory=list)
     """Ids that went on the wire for the first time and were not reported yet."""
 
     def __post_init__(self) -> None:
         self.sent = self.floor - 1
         self.durable = self.next_seq - 1
+
+    @property
+    def due(self) -> float | None:
+        """When something has to be done if nothing is heard."""
+        times = (self.answer_due, self.busy_until or None, self.gap_due)
+        return min((each for each in times if each is not None), default=None)
 
     @property
     def loaded(self) -> int:
@@ -150,6 +161,8 @@ class SendStream:
             settled.append(item)
         self.floor = max(self.floor, upto + 1)
         self.sent = max(self.sent, upto)
+        if self.floor - 1 > self.gap_at:
+            self.gap_due = None
         return settled
 
     def withdraw(self, seq: int, ident: str, state: MessageState) -> bool:
@@ -170,13 +183,36 @@ class SendStream:
         """What was sent beyond `after` did not arrive: send it again."""
         self.sent = max(self.floor - 1, min(self.sent, after))
 
+    def missing_after(self, upto: int, now: float) -> None:
+        """The peer has all up to `upto`, and got what comes later: go back, once for each gap.
+
+        A gap that it names again may be old news, or the frame was lost once more: that shows
+        when the answer to what we sent again does not come.
+        """
+        if upto < self.floor - 1:
+            return
+        if upto == self.gap_at and now < self.rewound_at + GAP_PAUSE_S:
+            self.gap_due = self.rewound_at + GAP_PAUSE_S
+        else:
+            self.go_back(upto, now)
+
+    def go_back(self, upto: int, now: float) -> None:
+        """Send all beyond `upto` again."""
+        self.gap_at, self.gap_due, self.rewound_at = upto, None, now
+        self.rewind(upto)
+
     def unlink(self) -> None:
         """The peer is away: memory is for those who are here."""
         self.linked = False
         self.items.clear()
         self.loaded_bytes = 0
         self.sent = self.floor - 1
-        self.answer_due = None
+        self.forget_times()
+
+    def forget_times(self) -> None:
+        """Nothing is waited for."""
+        self.answer_due = self.gap_due = None
+        self.busy_until, self.gap_at = 0.0, -1
 
     def find(self, seq: int) -> Item | None:
         """The item with this number, when it is in memory."""

@@ -7,14 +7,15 @@ rows. It may import this package's types and `meshagent.errors`, and nothing els
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from meshagent.core.types import Candidate, LinkId
 
 __all__ = [
     "Announcement",
+    "Arrived",
     "Discovery",
     "InEntry",
     "InRow",
@@ -32,6 +33,7 @@ __all__ = [
     "Store",
     "StreamStart",
     "Transport",
+    "TurnedAway",
     "Watermark",
 ]
 
@@ -117,8 +119,7 @@ class PeerRow:
     addresses: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OutRow:
+class OutRow(NamedTuple):
     """A message that was accepted for a peer: it is pending until an OutState settles it."""
 
     peer: str
@@ -127,11 +128,16 @@ class OutRow:
     id: str
     body: bytes
     expires_ms: int
+    blobs: tuple[bytes, ...] = ()
+    """The SHA-256 of each of its attachments."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutState:
-    """How far a message to `peer` has come; `reason` says why when it was refused."""
+class OutState(NamedTuple):
+    """How far a message to `peer` has come; `reason` says why when it was refused.
+
+    `taken`: the recipient has it and fetches its attachments, so its number is settled, while how
+    it ends is still to be said.
+    """
 
     peer: str
     seq: int
@@ -139,20 +145,23 @@ class OutState:
     state: str
     reason: str
     at_ms: int
+    taken: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What a recipient says about a message of ours: `seen` or `done`."""
+class Receipt(NamedTuple):
+    """What a recipient says later about a message of ours.
+
+    `seen` or `done`; of one that it had to complete first, `delivered`, `refused` or `expired`.
+    """
 
     peer: str
     id: str
     state: str
     at_ms: int
+    reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class InRow:
+class InRow(NamedTuple):
     """A message that came; kept once, whatever number and epoch it comes under again."""
 
     sender: str
@@ -161,10 +170,25 @@ class InRow:
     id: str
     body: bytes
     received_ms: int
+    blobs: tuple[bytes, ...] = ()
+    """The SHA-256 of each of its attachments; with any, it is held until it has `Arrived`."""
 
 
-@dataclass(frozen=True, slots=True)
-class InState:
+class Arrived(NamedTuple):
+    """The attachments of a held message are here: from now on it is visible, behind all others."""
+
+    sender: str
+    id: str
+
+
+class TurnedAway(NamedTuple):
+    """A held message can't be completed: it is dropped, and its sender is told."""
+
+    sender: str
+    id: str
+
+
+class InState(NamedTuple):
     """What became of a message in the inbox: `unread`, `seen`, `done` or `parked`.
 
     `failures` counts how often a handler failed on it.
@@ -177,8 +201,7 @@ class InState:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Watermark:
+class Watermark(NamedTuple):
     """All up to `seq` of this sender's epoch have come, the last with hash `last`.
 
     `exceptions` are those of them that were refused (with the reason) or withdrawn (without), as
@@ -199,7 +222,18 @@ class NewEpoch:
     epoch: bytes
 
 
-Row = PeerRow | OutRow | OutState | Receipt | InRow | InState | Watermark | NewEpoch
+Row = (
+    PeerRow
+    | OutRow
+    | OutState
+    | Receipt
+    | InRow
+    | Arrived
+    | TurnedAway
+    | InState
+    | Watermark
+    | NewEpoch
+)
 """What a Persist effect may carry."""
 
 
@@ -214,12 +248,16 @@ class StreamStart:
 
 @dataclass(frozen=True, slots=True)
 class MailStart:
-    """All that delivery needs to begin again where it was. Watermarks of one sender by age."""
+    """All that delivery needs to begin again where it was. Watermarks of one sender by age.
+
+    `taken` are the ids of those whose recipients fetch their attachments.
+    """
 
     epoch: bytes
     streams: tuple[StreamStart, ...]
     watermarks: tuple[Watermark, ...]
     unread: int
+    taken: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +274,7 @@ class OutEntry:
     accepted_ms: int
     changed_ms: int
     settled: bool
+    attached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,11 +334,25 @@ class Store(Protocol):
     async def outbox(self, limit: int, *, ended: bool = False) -> Sequence[OutEntry]:
         """Messages of ours that have not ended (with `ended`, all), oldest first."""
 
+    async def withdrawn(self) -> int:
+        """How many messages of ours only wait to tell that they were taken back or expired."""
+
     async def outgoing(self, prefix: str) -> Sequence[OutEntry]:
         """Messages of ours whose id begins so; at most a few."""
 
     async def inbox(self, after: int, limit: int, *, unread: bool = False) -> Sequence[InEntry]:
-        """Messages that came, beyond position `after`, in the order they became visible."""
+        """Messages that came, beyond position `after`, in the order they became visible.
+
+        With `unread`, only those that are neither done nor parked, seen or not.
+        """
+
+    async def recent(
+        self, limit: int, *, upto: int | None = None, unseen: bool = False
+    ) -> Sequence[InEntry]:
+        """The newest messages that came, up to a position, oldest of them first.
+
+        With `unseen`, only those that nobody has looked at yet.
+        """
 
     async def newest(self) -> int:
         """The largest position in the inbox; 0 when it is empty."""
@@ -308,9 +361,21 @@ class Store(Protocol):
         """Messages that came whose id begins so; at most a few."""
 
     async def log(
-        self, limit: int, *, search: str = "", peer: str = "", kind: str = ""
+        self, limit: int, *, search: str = "", peer: str = "", kind: str = "", without: str = ""
     ) -> Sequence[LogEntry]:
-        """The newest `limit` messages both ways that match, oldest first."""
+        """The newest `limit` messages both ways that match, oldest first.
+
+        Those of kind `without` are left out, and take no place.
+        """
+
+    async def receiving(self) -> Sequence[InEntry]:
+        """Messages that are held until their attachments are here, oldest first."""
+
+    async def names_blob(self, sha256: bytes, peer: str, direction: str) -> bool:
+        """Whether a message to (`out`) or from (`in`) this peer names the blob."""
+
+    async def blobs(self) -> Collection[bytes]:
+        """Every blob that a message names."""
 
     async def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:
         """Drop history that has ended and is old or too much; how many. Never what is pending."""

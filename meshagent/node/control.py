@@ -30,6 +30,9 @@ __all__ = ["ControlServer", "status_view"]
 
 PROTOCOL = 1
 SESSIONS_MAX = 256
+# Connections that wait to be accepted while the node is busy: all sessions at once, and as many
+# that are then told that there are too many. Beyond it a connect waits (session.py).
+LISTEN_BACKLOG = 2 * SESSIONS_MAX
 SESSION_BACKLOG_BYTES_MAX = 4 * 1024 * 1024  # beyond it the session is cut off and resumes
 SESSION_CLOSE_TIMEOUT_S = 0.25  # for its last lines; one that does not read must not hold us up
 WAIT_MAX_S = 600.0  # for delivery, while a session waits
@@ -74,7 +77,7 @@ class ControlServer:
                 # that another node makes at this moment would get odd modes.
                 self.path.chmod(0o600)
             self._server = await asyncio.start_unix_server(
-                self._accept, sock=listener, limit=REQUEST_BYTES_MAX
+                self._accept, sock=listener, limit=REQUEST_BYTES_MAX, backlog=LISTEN_BACKLOG
             )
         except BaseException:
             listener.close()
@@ -181,10 +184,10 @@ class ControlServer:
                 return
 
     async def _send(
-        self, wait_s: float = 0.0, strict: bool = False, **arguments: Any
+        self, to: str, text: str = "", wait_s: float = 0.0, strict: bool = False, **arguments: Any
     ) -> list[dict[str, Any]]:
         """Send, and wait a while for delivery; durable in any case."""
-        receipts = await self._mailroom.send(**arguments)
+        receipts = await self._mailroom.send(to, text, **arguments)
         if wait_s > 0:
             await self._wait(receipts, min(wait_s, WAIT_MAX_S), strict)
         return [

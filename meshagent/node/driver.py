@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from meshagent.core.codec import encode
@@ -24,6 +24,7 @@ from meshagent.core.effects import (
     Accepted,
     CloneFound,
     CloseLink,
+    CountUnread,
     Deliver,
     Dial,
     Effect,
@@ -41,13 +42,11 @@ from meshagent.core.messages import Message, MessageState
 from meshagent.core.ports import (
     Announcement,
     Discovery,
-    MailStart,
     OutEntry,
     PeerRow,
     Row,
     Store,
     Transport,
-    Watermark,
 )
 from meshagent.core.records import STATUS_CHARACTERS_MAX, Record
 from meshagent.core.spooling import Drop
@@ -63,11 +62,13 @@ __all__ = ["Driver", "Profile"]
 ADDRESS_CHECK_S = 5.0  # interfaces come and go with Wi-Fi and VPNs; a look costs well under a ms
 RECOVER_S = 2.0  # between looks whether a full or failing disk is well again
 ROOM_BYTES_MIN = 8 * 1024 * 1024  # what the store's log may take: with less it is soon full again
+COUNT_S = 1.0  # messages that are dealt with one by one share a count
 HOUSE_S = 600.0  # retention needs no more; an expiry sets its own time
 HOUSE_RETRY_MS = 30_000
 DUE_ITEMS_MAX = 1000
 RETAIN_MS = 30 * 24 * 3600 * 1000  # delivered history is kept for a month
 RETAIN_BYTES = 1024 * 1024 * 1024  # and up to a gigabyte
+TURN_SENDS_MAX = 128  # taken in at once: a few ms of work, many rows for one sync
 RUN_SHIFT = 32  # an incarnation is the durable run number and a counter within the run
 
 
@@ -82,6 +83,12 @@ class Profile:
     capabilities: tuple[str, ...]
     host: str
     version: str
+
+
+class _HandedIn(NamedTuple):
+    outgoing: Sequence[tuple[AgentId, Message]]
+    first: Sequence[Row]
+    accepted: asyncio.Future[None]
 
 
 class Driver:
@@ -115,6 +122,7 @@ class Driver:
         self._waiting: list[list[Effect]] = []
         self._committing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._handed_in: list[_HandedIn] = []
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self.post = post or LocalPost()
         self._room = room
@@ -122,6 +130,7 @@ class Driver:
         self.mail_came = asyncio.Event()
         self.inbox_start = 0
         self._house = asyncio.Event()
+        self._counting: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._end_error: MeshError | None = None
         self._started: list[Callable[[], Any]] = []
@@ -142,7 +151,7 @@ class Driver:
         await self._store.open()
         run = await self._store.next_run()
         remembered = list(await self._store.peers())
-        mail = await self._store.mail_start()
+        delivery = await self._delivery()
         self.inbox_start = await self._store.newest()
         self._started.append(self._transport.close)
         self.addresses = await self._listen(listen, ports)
@@ -151,7 +160,7 @@ class Driver:
         self._mesh = Mesh(
             self._first_record(run, started_ms), self.profile.identity,
             self.profile.secret.mesh_id, verify, self._rng, self._loop.time(),
-            delivery=self._delivery(mail), wall_ms=self._wall_ms,
+            delivery=delivery, wall_ms=self._wall_ms,
         )  # fmt: skip
         self._mesh.remember(remembered, self._loop.time())
         self.log.info("joined as %s at %s", self.agent, ", ".join(self.addresses))
@@ -192,8 +201,13 @@ class Driver:
         """Say goodbye, then close everything. Safe to call twice."""
         if self._mesh is not None:
             mesh, self._mesh = self._mesh, None
-            self._apply(mesh.leave(self._loop.time()))
+            effects = mesh.leave(self._loop.time())
+            self._apply(effects)
             self.log.info("left")
+            try:
+                await self._store.commit([e.row for e in effects if isinstance(e, Persist)])
+            except MeshError as error:
+                self.log.warning("who was met last is not remembered: %s", error)
         self._ended.set()
         await self._close()
         self.subscribers.close()
@@ -205,7 +219,8 @@ class Driver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for future in self._accepting.values():
+        handed_in = [each.accepted for each in self._handed_in]
+        for future in (*self._accepting.values(), *handed_in):
             if not future.done():
                 future.set_exception(UsageError("The node ended before the message was kept."))
         while self._started:
@@ -286,43 +301,56 @@ class Driver:
 
     # -- messages -----------------------------------------------------------------------------
 
-    async def send(self, peer: AgentId, message: Message, first: Sequence[Row] = ()) -> None:
-        """Returns when the message is durable here, with the rows in `first`, in one commit."""
+    async def send(
+        self, outgoing: Sequence[tuple[AgentId, Message]], first: Sequence[Row] = ()
+    ) -> None:
+        """Returns when all messages are durable here, with the rows in `first`, in one commit."""
         if (error := self._suspended_by) is not None:
             raise type(error)(error.message, hint=error.hint, **error.data)
         accepted = self._loop.create_future()
-        effects = [Persist(row) for row in first]
-        self._accepting[message.id] = accepted
-        try:
-            self._turn([*effects, *self.mesh.accept(peer, message, self._loop.time())])
-            if message.expires_ms:
+        if not self._handed_in:
+            # All that are handed in before the loop comes round again share one turn.
+            self._loop.call_soon(self._accept)
+        self._handed_in.append(_HandedIn(outgoing, first, accepted))
+        await accepted
+
+    def _accept(self) -> None:
+        """A part of a crowd at a time: the disk writes the first while the next are taken in."""
+        handed_in = self._handed_in[:TURN_SENDS_MAX]
+        self._handed_in = self._handed_in[TURN_SENDS_MAX:]
+        if self._handed_in:
+            self._loop.call_soon(self._accept)
+        effects: list[Effect] = []
+        now = self._loop.time()
+        for outgoing, first, accepted in handed_in:
+            if accepted.done():
+                continue  # whoever asked for it has given up
+            try:
+                taken = self.mesh.accept(outgoing, now)
+            except MeshError as error:
+                accepted.set_exception(error)
+                continue
+            self._accepting[outgoing[-1][1].id] = accepted  # one turn: the last says it for all
+            effects += [Persist(row) for row in first]
+            effects += taken
+            if any(message.expires_ms for _, message in outgoing):
                 self._house.set()
-            await accepted
-        finally:
-            del self._accepting[message.id]
+        self._turn(effects)
 
     async def take(self, drop: Drop) -> bool:
         """Mail that was left for us in the spool; whether we have all of it now, durably."""
         if self.mesh.links.pin(drop.sender, drop.key) != drop.key:
             raise RemoteProtocolError("The drop's sender is known with another key.")
-        epoch, last = drop.mail.epoch, drop.mail.first + len(drop.mail.items) - 1
-        effects = self.mesh.take(drop.sender, drop.mail, self._loop.time())
-        self._turn(effects)
-        await self._committed()
-        if self.mesh.delivery is None:
+        delivery = self.mesh.delivery
+        if delivery is None:
             return False
-        marks = [e.row for e in effects if isinstance(e, Persist)]
-        if not any(isinstance(row, Watermark) and row.seq >= last for row in marks):
-            # Nothing of it was news, or there was no room for it: the disk knows.
-            marks = list((await self._store.mail_start()).watermarks)
-        return any(
-            isinstance(row, Watermark)
-            and (row.sender, row.epoch) == (drop.sender, epoch)
-            and row.seq >= last
-            for row in marks
-        )
+        self._turn(self.mesh.take(drop.sender, drop.mail, self._loop.time()))
+        has_all = delivery.has(drop.mail, drop.sender, spooled=True)
+        await self.committed()
+        # Had the disk not taken it, this engine would not be in use any more.
+        return has_all and self._mesh is not None and self._mesh.delivery is delivery
 
-    async def _committed(self) -> None:
+    async def committed(self) -> None:
         """Until all that was decided so far is durable, or has failed."""
         while self._committing is not None:
             await asyncio.shield(self._committing)
@@ -335,7 +363,35 @@ class Driver:
     async def keep(self, rows: Sequence[Row], done: int = 0) -> None:
         """Returns when the rows are durable; `done` of them made room in the inbox."""
         await self._store.commit(rows)
-        self._turn(self.mesh.inbox_shrank(done, self._loop.time()))
+        if done:
+            self._turn(self.mesh.inbox_shrank(done, self._loop.time()))
+            self._count_unread()
+
+    def _count_unread(self) -> None:
+        """In a moment, as the disk has it: the engine can't tell a message that came again."""
+        if self._counting is None or self._counting.done():
+            self._counting = self.spawn(self._hand_in_count())
+
+    async def _hand_in_count(self) -> None:
+        """Once for all that ask within a moment; again when something came or went meanwhile."""
+        while True:
+            await asyncio.sleep(COUNT_S)
+            await self.committed()
+            if self._mesh is None or (delivery := self._mesh.delivery) is None:
+                return  # an engine begins with what the disk has
+            before = delivery.inbox_changes
+            try:
+                unread = (await self._store.mail_start()).unread
+            except MeshError as error:
+                self.log.warning("not counted: %s", error)
+                return
+            if delivery.inbox_changes == before:
+                self._hold(delivery, unread)
+                return
+
+    def _hold(self, delivery: Delivery, unread: int) -> None:
+        if self._mesh is not None and self._mesh.delivery is delivery:
+            self._turn(self._mesh.inbox_holds(unread, self._loop.time()))
 
     async def wait_for_mail(self, came: asyncio.Event) -> bool:
         """Until mail comes after `came` was taken from us; False when the node ends instead."""
@@ -356,7 +412,7 @@ class Driver:
         """Cancel pending messages, or note that their time is up; durable when this returns."""
         for entry in entries:
             self._turn(self.mesh.withdraw(entry, state, self._loop.time()))
-        await self._committed()
+        await self.committed()
         for peer in {entry.peer for entry in entries}:
             await self.post.withdrawn(AgentId(peer))
 
@@ -379,8 +435,12 @@ class Driver:
         delivery = self._mesh.delivery if self._mesh is not None else None
         return delivery.unread if delivery is not None else 0
 
-    def _delivery(self, mail: MailStart) -> Delivery:
-        return Delivery(mail.epoch, mail.streams, mail.watermarks, mail.unread, self._rng)
+    async def _delivery(self) -> Delivery:
+        """An engine that begins where the disk stands."""
+        mail, withdrawn = await self._store.mail_start(), await self._store.withdrawn()
+        return Delivery(
+            mail.epoch, mail.streams, mail.watermarks, mail.unread, self._rng, withdrawn=withdrawn
+        )
 
     def _wall_ms(self, now: float) -> int:
         return int((now + self.clock_offset) * 1000)
@@ -397,7 +457,7 @@ class Driver:
         try:
             await self._store.restore(path)
         finally:
-            delivery = self._delivery(await self._store.mail_start())
+            delivery = await self._delivery()
             self._turn(self.mesh.deliver_with(delivery, self._loop.time()))
 
     async def _load(self, effect: Load) -> None:
@@ -419,6 +479,7 @@ class Driver:
                 await self.withdraw(due, MessageState.EXPIRED)
                 await self._store.retain(now_ms, RETAIN_MS, RETAIN_BYTES)
                 due_ms = await self._store.next_expiry()
+                self._count_unread()
             except MeshError as error:
                 self.log.warning("not tidied: %s", error)
                 due_ms = now_ms + HOUSE_RETRY_MS
@@ -447,7 +508,7 @@ class Driver:
                 continue
             try:
                 await self._store.next_run()  # a small write that changes nothing of weight
-                delivery = self._delivery(await self._store.mail_start())
+                delivery = await self._delivery()
             except MeshError as again:
                 self.trouble, self._suspended_by = str(again), again
                 continue
@@ -529,8 +590,10 @@ class Driver:
         """Nothing of delivery leaves; membership goes on, since its rows are only hints."""
         effects = [each for effects in batch for each in effects]
         for effect in effects:
-            if isinstance(effect, Accepted) and effect.id in self._accepting:
-                self._accepting[effect.id].set_exception(error)
+            if isinstance(effect, Accepted):
+                accepted = self._accepting.pop(effect.id, None)
+                if accepted is not None and not accepted.done():
+                    accepted.set_exception(error)
         kept: list[Effect] = [
             e for e in effects if isinstance(e, Dial | CloseLink | PeerChanged | CloneFound)
         ]
@@ -553,8 +616,20 @@ class Driver:
 
     def _apply(self, effects: list[Effect]) -> None:
         flush: dict[AgentId, int] = {}
+        reports: list[Effect] = []
         for effect in effects:
+            # Those that every message brings come first: the order of the cases is their cost.
             match effect:
+                case Persist():
+                    pass
+                case ReceiptChanged() | Deliver() | PeerChanged() | CloneFound():
+                    reports.append(effect)
+                case Accepted(_, ident):
+                    waiter = self._accepting.pop(ident, None)
+                    if waiter is not None and not waiter.done():
+                        waiter.set_result(None)
+                case Flush(peer, upto):
+                    flush[peer] = upto
                 case Transmit(link, frame):
                     if not self._transport.send(link, encode(frame)) and self._mesh is not None:
                         self._mesh.not_sent(link, frame, self._loop.time())
@@ -563,25 +638,33 @@ class Driver:
                         self._mesh.dialled(attempt, self._transport.dial(address))
                 case CloseLink(link):
                     self._transport.close_link(link)
-                case Flush(peer, upto):
-                    flush[peer] = upto
-                    self.post.pending(peer)
                 case Load():
                     self.spawn(self._load(effect))
-                case Accepted(_, ident):
-                    waiter = self._accepting.get(ident)
-                    if waiter is not None and not waiter.done():
-                        waiter.set_result(None)
+                case CountUnread():
+                    self._count_unread()
         for peer, upto in flush.items():
+            self.post.pending(peer)
             if self._mesh is not None:
                 # In line: frames that wait behind a commit were decided upon before these.
                 self._turn(self._mesh.flush(peer, upto, self._loop.time()))
-        self._report(effects)
+        self._report(reports)
 
-    def _report(self, effects: list[Effect]) -> None:
+    def _report(self, reports: list[Effect]) -> None:
         came = False
-        for effect in effects:
+        for effect in reports:
             match effect:
+                case ReceiptChanged(peer, ident, state, reason):
+                    receipt = self.receipts.get(ident)
+                    if receipt is not None and receipt.to == peer:  # nobody answers for another
+                        receipt.advance(state, reason)
+                    if self.subscribers:
+                        news = {"id": ident, "to": peer, "state": state.value, "reason": reason}
+                        self.subscribers.tell(Event("receipt", news))
+                case Deliver(sender, message):
+                    came = True
+                    if self.subscribers:
+                        news = {"from": sender, "id": message.id}
+                        self.subscribers.tell(Event("mail", news))
                 case PeerChanged(peer):
                     self.log.info("%s is %s", peer.agent, peer.state.value)
                     self.subscribers.tell(Event("peer", self.view(peer)))
@@ -589,15 +672,6 @@ class Driver:
                         self.post.pending(peer.agent)
                 case CloneFound(stop, where):
                     self._clone_found(stop, where)
-                case Deliver(sender, message):
-                    came = True
-                    self.subscribers.tell(Event("mail", {"from": sender, "id": message.id}))
-                case ReceiptChanged(peer, ident, state, reason):
-                    receipt = self.receipts.get(ident)
-                    if receipt is not None and receipt.to == peer:  # nobody answers for another
-                        receipt.advance(state, reason)
-                    news = {"id": ident, "to": peer, "state": state.value, "reason": reason}
-                    self.subscribers.tell(Event("receipt", news))
         if came:
             # Everyone who waits holds this very event; who comes later waits for the next one.
             self.mail_came.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from meshagent.core.messages import PROGRESS, MessageState, parse_body
@@ -22,13 +23,15 @@ _FAILED = frozenset({MessageState.EXPIRED, MessageState.REFUSED, MessageState.CA
 class Receipt:
     """How far a message of ours has come. It is durable: the message stays queued until it ends."""
 
+    __slots__ = ("__weakref__", "_history", "_waiting", "id", "reason", "state", "to")
+
     def __init__(self, ident: str, to: str) -> None:
         self.id = ident
         self.to = to
         self.state = MessageState.QUEUED
         self.reason = ""
-        self._history = [self.state]
-        self._changed: asyncio.Event | None = None
+        self._history = [MessageState.QUEUED]
+        self._waiting: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:
         return f"<Receipt {self.id} to {self.to}: {self.state.value}>"
@@ -44,7 +47,8 @@ class Receipt:
         """Until it has come at least as far as `state`."""
         rank = PROGRESS[MessageState(state)]
         try:
-            async with asyncio.timeout(timeout):
+            # Without a time limit nothing is set up for one: many wait for many.
+            async with asyncio.timeout(timeout) if timeout is not None else nullcontext():
                 while self.state in _FAILED or PROGRESS[self.state] < rank:
                     if self.state in _FAILED:
                         reason = f" ({self.reason})" if self.reason else ""
@@ -78,14 +82,19 @@ class Receipt:
         if PROGRESS[state] > PROGRESS[self.state]:
             self.state, self.reason = state, reason
             self._history.append(state)
-            if self._changed is not None:
-                self._changed.set()
-                self._changed = None
+            waiting, self._waiting = self._waiting, []
+            for each in waiting:
+                if not each.done():
+                    each.set_result(None)
 
     async def _change(self) -> None:
-        if self._changed is None:
-            self._changed = asyncio.Event()
-        await self._changed.wait()
+        change = asyncio.get_running_loop().create_future()
+        self._waiting.append(change)
+        try:
+            await change
+        finally:
+            if change.cancelled():  # who asks again and again must leave nothing behind
+                self._waiting.remove(change)
 
 
 class Letter:

@@ -68,6 +68,10 @@ class Subscribers:
         finally:
             self._all.discard(subscription)
 
+    def __bool__(self) -> bool:
+        """Whether anybody listens: what nobody hears need not be said."""
+        return bool(self._all)
+
     def tell(self, event: Event) -> None:
         """Pass an event to everyone."""
         for subscription in list(self._all):

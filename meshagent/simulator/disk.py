@@ -54,6 +54,12 @@ class Disk:
         """How many messages in the inbox nobody has dealt with."""
         return len(self.inbox) - self.dealt_with
 
+    @property
+    def withdrawn(self) -> int:
+        """How many messages of ours only wait to tell that they were taken back."""
+        rows = [each for rows in self.outbox.values() for each in rows]
+        return sum(each.state in WITHDRAWN and not each.settled for each in rows)
+
     def commit(self, rows: Sequence[Row]) -> None:
         """All of them, durably."""
         for row in rows:

@@ -13,6 +13,7 @@ from collections import defaultdict
 from meshagent.core.delivery import Delivery, DeliveryConfig
 from meshagent.core.effects import (
     Accepted,
+    CountUnread,
     Deliver,
     Effect,
     Flush,
@@ -22,7 +23,7 @@ from meshagent.core.effects import (
     Send,
 )
 from meshagent.core.frames import EPOCH_BYTES, MAIL_ITEMS_MAX, Frame, Mail
-from meshagent.core.messages import Message, MessageState, new_message_id
+from meshagent.core.messages import Message, MessageIds, MessageState
 from meshagent.core.outgoing import Item
 from meshagent.core.types import AgentId
 from meshagent.errors import LimitReached
@@ -33,6 +34,7 @@ __all__ = ["Post", "PostNode"]
 
 DISK_S = (0.0005, 0.02)
 DAY_ZERO_MS = 1_700_000_000_000  # when the world begins: clocks can jump back from there
+COUNT_S = 0.05
 READ_S = (0.0001, 0.01)  # each way: what was read is older than what has happened since
 
 
@@ -43,6 +45,7 @@ class PostNode:
         self.post, self.world, self.name = post, post.world, AgentId(name)
         self.disk = Disk(self.world.rng.randbytes(EPOCH_BYTES))
         self.engine: Delivery | None = None
+        self.ids = MessageIds(self.world.rng)
         self.life = 0
         self.clock_skew_ms = 0
         self.accepted: dict[AgentId, list[str]] = defaultdict(list)
@@ -60,6 +63,7 @@ class PostNode:
         self.engine = Delivery(
             self.disk.epoch, self.disk.starts(), list(self.disk.marks.values()),
             self.disk.unread, random.Random(self.world.rng.random()), self.post.config,
+            self.disk.withdrawn,
         )  # fmt: skip
         self.world.say(f"{self.name} starts")
 
@@ -78,7 +82,7 @@ class PostNode:
             return ""
         now_ms = self.now_ms()
         expires_ms = now_ms + int(ttl_s * 1000) if ttl_s else 0
-        ident = new_message_id(self.world.rng)
+        ident = self.ids.next(now_ms)
         message = Message(ident, kind, text, now_ms, expires_ms=expires_ms)
         try:
             self.perform(self.engine.accept(to, message))
@@ -99,8 +103,7 @@ class PostNode:
     def keep_house(self) -> None:
         """Count what is unread, and look for messages whose time is up, as a node does."""
         now_ms = self.now_ms()
-        if self.engine is not None and not self._committing:
-            self.perform(self.engine.inbox_holds(self.disk.unread, self.world.now))
+        self._count_unread(self.life)
         for peer, each in self.disk.due(now_ms):
             if self.engine is not None:
                 to, state = AgentId(peer), MessageState.EXPIRED
@@ -123,7 +126,7 @@ class PostNode:
     def take_drop(self, mail: Mail, sender: AgentId) -> None:
         """Find mail in the spool."""
         if self.engine is not None:
-            self.perform(self.engine.take(mail, sender, self.now_ms()))
+            self.perform(self.engine.take(mail, sender, self.now_ms(), True))
 
     # -- what the network does ----------------------------------------------------------------
 
@@ -197,8 +200,17 @@ class PostNode:
                 case ReceiptChanged(_, ident, state, _):
                     self.states[ident].append(state)
                     self.world.say(f"{self.name} knows that {ident} is {state}")
+                case CountUnread():
+                    self.world.plan(COUNT_S, self._count_unread, self.life)
                 case Deliver():
                     pass
+
+    def _count_unread(self, life: int) -> None:
+        if life == self.life and self.engine is not None:
+            if self._committing:
+                self.world.plan(COUNT_S, self._count_unread, life)
+            else:
+                self.perform(self.engine.inbox_holds(self.disk.unread, self.world.now))
 
     def _read(self, life: int, load: Load) -> None:
         if life == self.life:

@@ -27,7 +27,7 @@ from core.made import EXAMPLES, MESH_ID, accusation, hello_of, identity, mesh_of
 
 from meshagent.core.codec import decode, encode, pack
 from meshagent.core.effects import Effect, Transmit
-from meshagent.core.frames import Gossip, Hello, Ping, Sync
+from meshagent.core.frames import CHUNK_BYTES, Gossip, Hello, Ping, Sync
 from meshagent.core.mesh import Mesh
 from meshagent.core.records import Signed, parse_update
 from meshagent.core.types import LinkId
@@ -160,6 +160,8 @@ def attack(bases: Sequence[bytes], rng: random.Random) -> list[bytes]:
     data = mutate(rng.choice(bases), bases, rng)
     if rng.random() < 0.2:
         data = pack([20, [data]])
+    if rng.random() < 0.1:
+        return [data, rng.randbytes(rng.choice((0, 1, 300, CHUNK_BYTES + 1)))]
     return [data] * rng.choice((1, 1, 1, 1, 1, 2, 65))
 
 

@@ -11,6 +11,11 @@ from meshagent.core.codec import encode
 from meshagent.core.effects import CloseLink, Effect, Transmit
 from meshagent.core.frames import (
     Ack,
+    BlobAsk,
+    BlobChunk,
+    BlobEnd,
+    BlobMore,
+    BlobStop,
     Bye,
     Check,
     Frame,
@@ -129,6 +134,11 @@ EXAMPLES: dict[type[Frame], Frame] = {
         Sync(1, ((_someone.agent, 1 << 32, 0),)),
         Mail(bytes(8), 1, 3, (b"a message", None, b"another")),
         MailAck(bytes(8), 5, bytes(16), 0, ((4, ""), (5, "too large"))),
+        BlobAsk(7, bytes(32), 300_000, _someone.agent, bytes(64), 0, 2),
+        BlobMore(7, 2),
+        BlobChunk(7, 1, b"part of a picture"),
+        BlobEnd(7, "absent", "It was deleted."),
+        BlobStop(7),
     )
 }
 """One plausible frame of each kind."""

@@ -32,6 +32,7 @@ _digest = st.lists(st.tuples(_text, _whole, st.integers(0, 3)), max_size=50).map
 _epoch = st.binary(min_size=8, max_size=8)
 _items = st.lists(st.none() | st.binary(max_size=40), max_size=frames.MAIL_ITEMS_MAX).map(tuple)
 _exceptions = st.lists(st.tuples(_whole, _text), max_size=20).map(tuple)
+_grant = st.binary(max_size=frames.SIGNATURE_BYTES)
 
 FIELDS: dict[type[Frame], tuple[st.SearchStrategy[Any], ...]] = {
     frames.Hello: (
@@ -50,6 +51,11 @@ FIELDS: dict[type[Frame], tuple[st.SearchStrategy[Any], ...]] = {
     frames.Sync: (_whole, _digest),
     frames.Mail: (_epoch, _whole, _whole, _items),
     frames.MailAck: (_epoch, _whole, _nonce, _whole, _exceptions),
+    frames.BlobAsk: (_whole, _key, _whole, _text, _grant, _whole, _whole),
+    frames.BlobMore: (_whole, _whole),
+    frames.BlobChunk: (_whole, _whole, st.binary(max_size=4096)),
+    frames.BlobEnd: (_whole, _text, _text),
+    frames.BlobStop: (_whole,),
 }  # fmt: skip
 
 NAN = float("nan")
@@ -81,7 +87,10 @@ WRONG: dict[str, list[object]] = {
         [["a", 1, 0]] * (frames.MEMBERS_MAX + 1),
     ],
 }  # fmt: skip
-SIZES = {"epoch": 8, "last": 16, "key": 32, "nonce": 16, "their_nonce": 16, "signature": 64}
+SIZES = {
+    "epoch": 8, "last": 16, "key": 32, "nonce": 16, "their_nonce": 16, "signature": 64,
+    "sha256": 32,
+}  # fmt: skip
 
 
 def header_of(frame: Frame) -> list[Any]:
@@ -107,10 +116,10 @@ def test_every_frame_survives_the_wire(kind: type[Frame], data: st.DataObject) -
 
 @NAMED
 def test_any_msgpack_library_can_read_a_frame(kind: type[Frame]) -> None:
-    (header,) = encode(EXAMPLES[kind])
+    header, *payload = encode(EXAMPLES[kind])
     code, *values = msgpack.unpackb(header)
     assert code == kind.code
-    assert len(values) == len(fields(kind))  # type: ignore[arg-type]
+    assert len(values) + len(payload) == len(fields(kind))  # type: ignore[arg-type]
 
 
 @settings(max_examples=500, deadline=None)
@@ -125,25 +134,26 @@ def test_random_bytes_are_a_protocol_error_or_nothing(parts: list[bytes]) -> Non
 
 @NAMED
 def test_a_frame_cut_short_anywhere_is_refused(kind: type[Frame]) -> None:
-    (header,) = encode(EXAMPLES[kind])
+    header, *payload = encode(EXAMPLES[kind])
     for size in range(len(header)):
-        is_refused(header[:size])
+        is_refused(header[:size], *payload)
 
 
 @NAMED
 def test_a_flipped_bit_never_raises_anything_else(kind: type[Frame]) -> None:
-    (header,) = encode(EXAMPLES[kind])
+    header, *payload = encode(EXAMPLES[kind])
     for bit in range(len(header) * 8):
         changed = bytearray(header)
         changed[bit // 8] ^= 1 << bit % 8
         with suppress(RemoteProtocolError):
-            decode([bytes(changed)])
+            decode([bytes(changed), *payload])
 
 
 @NAMED
 def test_a_wrong_type_in_any_field_is_refused(kind: type[Frame]) -> None:
-    header = header_of(EXAMPLES[kind])
-    for at, field in enumerate(fields(kind), start=1):  # type: ignore[arg-type]
+    header, payload = header_of(EXAMPLES[kind]), encode(EXAMPLES[kind])[1:]
+    packed = fields(kind)[: len(header) - 1]  # type: ignore[arg-type]
+    for at, field in enumerate(packed, start=1):
         wrong = list(WRONG[str(field.type)])
         if field.name in SIZES:
             size = SIZES[field.name]
@@ -151,27 +161,40 @@ def test_a_wrong_type_in_any_field_is_refused(kind: type[Frame]) -> None:
         for value in wrong:
             changed = [*header[:at], value, *header[at + 1 :]]
             with pytest.raises(RemoteProtocolError):
-                print(field.name, repr(value)[:60], decode([pack(changed)]))
+                print(field.name, repr(value)[:60], decode([pack(changed), *payload]))
 
 
 @NAMED
 def test_a_missing_field_is_refused_and_an_extra_one_ignored(kind: type[Frame]) -> None:
-    header = header_of(EXAMPLES[kind])
-    is_refused(pack(header[:-1]))
+    header, payload = header_of(EXAMPLES[kind]), encode(EXAMPLES[kind])[1:]
+    is_refused(pack(header[:-1]), *payload)
     for extra in (None, "later", {"a": [1]}, NAN):
-        assert decode([pack([*header, extra])]) == EXAMPLES[kind]
+        assert decode([pack([*header, extra]), *payload]) == EXAMPLES[kind]
 
 
 @NAMED
 def test_bytes_after_the_value_are_refused(kind: type[Frame]) -> None:
-    (header,) = encode(EXAMPLES[kind])
-    is_refused(header + b"\x00")
-    is_refused(header + header)
+    header, *payload = encode(EXAMPLES[kind])
+    is_refused(header + b"\x00", *payload)
+    is_refused(header + header, *payload)
 
 
 @NAMED
 def test_payload_parts_that_the_grammar_does_not_know_are_refused(kind: type[Frame]) -> None:
     is_refused(*encode(EXAMPLES[kind]), b"")
+
+
+def test_a_chunk_travels_beside_its_header_and_within_its_limit() -> None:
+    full = frames.BlobChunk(1, 2, bytes(frames.CHUNK_BYTES))
+    header, data = encode(full)
+    assert data is full.data, "bulk is not copied"
+    assert len(header) < 32
+    assert decode([header, data]) == full
+    assert decode([header, b""]) == frames.BlobChunk(1, 2, b"")
+    is_refused(header)
+    is_refused(header, data + b"x")
+    is_refused(header, data, b"")
+    is_refused(pack([50, 1, 2, b"packed"]))
 
 
 def test_the_number_of_parts_is_bounded() -> None:

@@ -10,7 +10,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -73,18 +73,51 @@ def test_nonsense_costs_only_its_own_connection(shared: Mesh, node: Node) -> Non
 
 
 def test_sessions_beyond_the_limit_are_told_and_the_rest_go_on(shared: Mesh, node: Node) -> None:
-    crowd = [_connect(shared, node) for _ in range(SESSIONS_MAX)]
-    try:
+    with ExitStack() as sessions:
+        crowd = [sessions.enter_context(_attached(shared, node)) for _ in range(SESSIONS_MAX)]
         assert _ask(crowd[-1], {"id": 1, "do": "status"})["result"]["agent"] == node.agent
         ran = shared.run("peers")
         assert ran.code == 6
         assert str(SESSIONS_MAX) in ran.err
         assert "Traceback" not in ran.err
-    finally:
-        for each in crowd:
-            each.close()
     assert shared.run("peers").code == 0
     assert node.err == ""
+
+
+def test_all_sessions_may_come_while_the_node_is_busy(shared: Mesh, node: Node) -> None:
+    node.joined  # noqa: B018 - waits
+    with ExitStack() as sessions:
+        node.signal(signal.SIGSTOP)  # it accepts nobody
+        try:
+            crowd = [sessions.enter_context(_attached(shared, node)) for _ in range(SESSIONS_MAX)]
+        finally:
+            node.signal(signal.SIGCONT)
+        assert _ask(crowd[-1], {"id": 1, "do": "status"})["result"]["agent"] == node.agent
+
+
+def test_a_command_waits_while_too_many_others_wait_to_be_accepted(mesh: Mesh) -> None:
+    agent, path = "crowded-k3f9a2qd", mesh.runtime / "node.sock"
+    _register(mesh, agent, path)
+    with ExitStack() as opened:
+        listener = opened.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        listener.listen(0)
+        listener.settimeout(10.0)
+        first = opened.enter_context(socket.socket(socket.AF_UNIX))
+        first.connect(str(path))
+        second = opened.enter_context(socket.socket(socket.AF_UNIX))
+        second.setblocking(False)
+        with pytest.raises(BlockingIOError):  # the queue is full
+            second.connect(str(path))
+        command = mesh.command("peers", "--json")
+        time.sleep(1.0)  # it has met the full queue by now
+        assert command.poll() is None
+        opened.enter_context(listener.accept()[0])
+        session = opened.enter_context(listener.accept()[0])
+        session.recv(1024)
+        session.sendall(b'{"id": 1, "result": {"me": {}, "peers": []}}\n')
+        ran = finish(command)
+    assert (ran.code, ran.out, ran.err) == (0, "[]\n", "")
 
 
 def test_a_session_that_never_reads_delays_neither_others_nor_the_end(mesh: Mesh) -> None:
@@ -132,12 +165,7 @@ def test_a_node_that_breaks_off_is_one_clear_error(mesh: Mesh, words: str) -> No
     peers = b'{"id": 1, "result": {"seq": 0, "snapshot": {"me": {}, "peers": []}}}\n'
     agent = "crashed-k3f9a2qd"
     path = mesh.runtime / "node.sock"
-    entry = {
-        "agent": agent, "mesh": "x", "run": "x", "started": "x", "addresses": [],
-        "pid": os.getpid(), "process_start": process_start(os.getpid()), "host": this_host(),
-        "control": str(path),
-    }  # fmt: skip
-    mesh.registry_file(agent).write_text(json.dumps(entry))
+    _register(mesh, agent, path)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -198,16 +226,21 @@ def _socket_of(mesh: Mesh, node: Node) -> Path:
     return Path(json.loads(mesh.registry_file(node.agent).read_text())["control"])
 
 
-def _connect(mesh: Mesh, node: Node) -> socket.socket:
-    session = socket.socket(socket.AF_UNIX)
-    session.settimeout(5.0)
-    session.connect(str(_socket_of(mesh, node)))
-    return session
+def _register(mesh: Mesh, agent: str, control: Path) -> None:
+    """As a node does, with us as its process."""
+    entry = {
+        "agent": agent, "mesh": "x", "run": "x", "started": "x", "addresses": [],
+        "pid": os.getpid(), "process_start": process_start(os.getpid()), "host": this_host(),
+        "control": str(control),
+    }  # fmt: skip
+    mesh.registry_file(agent).write_text(json.dumps(entry))
 
 
 @contextmanager
 def _attached(mesh: Mesh, node: Node) -> Iterator[socket.socket]:
-    with _connect(mesh, node) as session:
+    with socket.socket(socket.AF_UNIX) as session:
+        session.settimeout(5.0)
+        session.connect(str(_socket_of(mesh, node)))
         yield session
 
 

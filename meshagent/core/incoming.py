@@ -1,0 +1,66 @@
+"""What has come from one sender, and whether its numbers still mean what they did.
+
+Never decides what becomes of a message. Invariant: what was taken is every number up to `seq`,
+so a duplicate is everything at or below it, for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshagent.core.frames import HASH_BYTES, Mail
+from meshagent.core.messages import body_hash
+
+__all__ = ["NO_HASH", "ReceiveStream", "last_that_came"]
+
+NO_HASH = bytes(HASH_BYTES)
+
+
+@dataclass(slots=True)
+class ReceiveStream:
+    """What has come from one sender in one epoch; `last` is of the last that was not withdrawn."""
+
+    seq: int = 0
+    last: bytes = NO_HASH
+    exceptions: dict[int, str] = field(default_factory=dict)
+    doubted: bool = False
+    """Its numbers mean other messages than before: nothing more is taken under them."""
+    files_doubted: bool = False
+    """The same, of what lies in the spool: a file of another day says nothing about the link."""
+
+    @property
+    def named(self) -> int:
+        """The number that `last` is of, unless that is no longer known."""
+        return last_that_came(self.seq, self.exceptions)
+
+    def forget_below(self, floor: int) -> None:
+        """The sender knows how these ended."""
+        if self.named < min(self.seq, floor - 1):
+            self.last = NO_HASH  # without the exceptions nobody can tell which number it is of
+        for seq in [each for each in self.exceptions if each < floor]:
+            del self.exceptions[seq]
+
+    def contradicts(self, mail: Mail) -> bool:
+        """Whether `mail` holds another message than we took under the last number."""
+        at = self.named - mail.first
+        body = mail.items[at] if 0 <= at < len(mail.items) else None
+        return body is not None and self.last not in (NO_HASH, body_hash(body))
+
+    def distrusts(self, mail: Mail, spooled: bool) -> bool:
+        """Whether nothing of `mail` may be taken; once that was so, it stays so."""
+        if self.contradicts(mail):
+            # One who is linked hears what we have, and starts over. A file may be of a time that
+            # its sender's database has forgotten: then only the other files are to be doubted.
+            if spooled:
+                self.files_doubted = True
+            else:
+                self.doubted = True
+        return self.doubted or (spooled and self.files_doubted)
+
+
+def last_that_came(upto: int, exceptions: Mapping[int, str]) -> int:
+    """The highest number that was not withdrawn: an answer carries the hash of that message."""
+    while exceptions.get(upto) == "":
+        upto -= 1
+    return upto
