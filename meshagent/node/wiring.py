@@ -324,11 +324,18 @@ def _control_path(agent: LockedAgent) -> Path:
     return folder / f"{name}.sock"
 
 
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """A disk that takes no more lines is told of in `status`; a traceback for each helps nobody."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
 @contextlib.contextmanager
 def _open_log(agent: LockedAgent) -> Iterator[logging.Logger]:
     """A logger of this node's own: several nodes in one process do not mix."""
     with mapped_errors(agent.folder.log_file, "write"):
-        handler = logging.handlers.RotatingFileHandler(
+        handler = _LogFile(
             agent.folder.log_file, maxBytes=LOG_BYTES_MAX, backupCount=LOG_FILES_MAX - 1
         )
     formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
