@@ -42,6 +42,7 @@ from meshagent.core.ports import (
     Announcement,
     Discovery,
     MailStart,
+    NewEpoch,
     OutEntry,
     PeerRow,
     Row,
@@ -589,6 +590,11 @@ class Driver:
                         self.post.pending(peer.agent)
                 case CloneFound(stop, where):
                     self._clone_found(stop, where)
+                case Persist(NewEpoch()):
+                    self.log.warning(
+                        "a peer has messages that this database never sent: it is an older copy; "
+                        "what waits was numbered anew, and nothing is lost"
+                    )
                 case Deliver(sender, message):
                     came = True
                     self.subscribers.tell(Event("mail", {"from": sender, "id": message.id}))
