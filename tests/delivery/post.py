@@ -122,7 +122,7 @@ class Post(Mesh):
             wait_until(are_here, f"{len(wanted)} messages", within)
         except AssertionError:
             raise AssertionError(f"{len(wanted)} were wanted, there are: {came[:40]}") from None
-        assert came == wanted
+        assert came == wanted, f"wanted {wanted[:40]}, came {came[:40]}"
         return time.monotonic()
 
     # -- commands -------------------------------------------------------------------------------
