@@ -39,6 +39,8 @@ OWN_ROLE = "user"
 OWN_IDLE_S = 300  # the person's own agent ends when nobody needs it for so long
 REQUEST_BYTES_MAX = 8 * 1024 * 1024  # 1 MiB of a message takes up to six times that as JSON
 ANSWER_TIMEOUT_S = 10.0  # a node answers in milliseconds; one that is stopped never does
+COPY_TIMEOUT_S = 600.0  # a gigabyte is copied a step at a time, between the commits of a busy node
+_TIMEOUTS_S = {"backup": COPY_TIMEOUT_S, "restore": COPY_TIMEOUT_S}
 CONNECT_RETRY_S = 0.01  # while more wait to be accepted than the node's socket holds
 
 
@@ -83,7 +85,7 @@ class Session:
         line = _request_line(verb, arguments)
         wait_s = arguments.get("wait_s", 0.0)
         assert isinstance(wait_s, float | int)
-        self._socket.settimeout(ANSWER_TIMEOUT_S + wait_s)
+        self._socket.settimeout(_TIMEOUTS_S.get(verb, ANSWER_TIMEOUT_S) + wait_s)
         try:
             with contextlib.suppress(BrokenPipeError):  # it may have said why before it hung up
                 self._socket.sendall(line)

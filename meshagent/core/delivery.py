@@ -566,6 +566,7 @@ class Delivery:
         effects: list[Effect] = []
         if mail.floor > stream.seq + 1:
             # Settled with an earlier database of ours: it will never come again.
+            self.refused["mail of a lost database"] += 1
             stream.seq, stream.last = mail.floor - 1, NO_HASH
         stream.forget_below(mail.floor)
         mode = _GAP if mail.first > stream.seq + 1 else _WELL

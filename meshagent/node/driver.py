@@ -42,6 +42,7 @@ from meshagent.core.messages import Message, MessageState
 from meshagent.core.ports import (
     Announcement,
     Discovery,
+    NewEpoch,
     OutEntry,
     PeerRow,
     Row,
@@ -69,6 +70,10 @@ DUE_ITEMS_MAX = 1000
 RETAIN_MS = 30 * 24 * 3600 * 1000  # delivered history is kept for a month
 RETAIN_BYTES = 1024 * 1024 * 1024  # and up to a gigabyte
 TURN_SENDS_MAX = 128  # taken in at once: a few ms of work, many rows for one sync
+OLDER_COPY = (
+    "a peer has messages that this database never sent: it is an older copy; "
+    "what waits was numbered anew, and nothing is lost"
+)
 RUN_SHIFT = 32  # an incarnation is the durable run number and a counter within the run
 
 
@@ -620,8 +625,9 @@ class Driver:
         for effect in effects:
             # Those that every message brings come first: the order of the cases is their cost.
             match effect:
-                case Persist():
-                    pass
+                case Persist(row):
+                    if type(row) is NewEpoch:
+                        self.log.warning(OLDER_COPY)
                 case ReceiptChanged() | Deliver() | PeerChanged() | CloneFound():
                     reports.append(effect)
                 case Accepted(_, ident):
