@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -33,10 +34,11 @@ from meshagent.discovery.registry import (
     scan_registry,
     this_host,
 )
-from meshagent.errors import StorageError
+from meshagent.errors import LimitReached, MeshError, StorageError
 
 __all__ = ["FileDiscovery", "RegistryEntry", "read_registry"]
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 POLL_INTERVAL_S = 2.0  # where the folder can't be watched
 FORGOTTEN_AGE_S = 3600.0  # another host's file, or a leftover of a crash, that nobody touched
 
@@ -70,7 +72,8 @@ class FileDiscovery:
         return self._folder / f"{self._me.agent}.json"
 
     async def start(self, me: Announcement, found: Callable[[Candidate], None]) -> None:
-        """Write our file, then report who is there; raises StorageError if it can't be written."""
+        """Write our file, then report who is there; raises StorageError, or LimitReached
+        when there is no room, if it can't be written."""
         assert self._found is None, "started once"
         self._me, self._found = me, found
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -140,11 +143,16 @@ class FileDiscovery:
         aside = self._folder / f".{self._me.agent}.{digest}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
         descriptor = os.open(aside, flags, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(self._content())
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self.path)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(self._content())
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(self.path)
+        except OSError:
+            with contextlib.suppress(OSError):  # on a full disk half a file is in everybody's way
+                aside.unlink()
+            raise
         self._trouble = ""
 
     def _rewrite(self) -> None:
@@ -230,8 +238,9 @@ def _sweep(folder: Path) -> None:
                 path.unlink()
 
 
-def _storage_error(folder: Path, error: OSError) -> StorageError:
-    return StorageError(
+def _storage_error(folder: Path, error: OSError) -> MeshError:
+    kind = LimitReached if error.errno in NO_ROOM else StorageError
+    return kind(
         f"The registry {folder} can't be written: {error.strerror or error}.",
         hint="Check its owner and the free space, or name another mesh folder with --dir.",
         path=str(folder),

@@ -84,8 +84,8 @@ class Node:
 
         When this returns the message is durable here; `await receipt.delivered()` waits for more.
         """
-        receipts = await self.send_all(
-            to, text, data=data, kind=kind, thread=thread, reply_to=reply_to, ttl=ttl
+        receipts: list[Receipt] = await self._mailroom.send(
+            to, text, data=data, kind=kind, thread=thread, reply_to=reply_to, ttl_s=ttl
         )
         if len(receipts) != 1:
             raise UsageError(f"{to!r} means {len(receipts)} agents.", hint="Use send_all.")
@@ -106,6 +106,13 @@ class Node:
         receipts: list[Receipt] = await self._mailroom.send(
             to, text, data=data, kind=kind, thread=thread, reply_to=reply_to, ttl_s=ttl
         )
+        return receipts
+
+    async def send_many(
+        self, to: str, texts: Iterable[str], *, kind: str = "text", ttl: float | None = None
+    ) -> list[Receipt]:
+        """Send many texts at once, in order: one commit, and all of them are durable or none."""
+        receipts: list[Receipt] = await self._mailroom.send(to, *texts, kind=kind, ttl_s=ttl)
         return receipts
 
     async def inbox(self) -> AsyncIterator[Letter]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from meshagent.storage.sealing import IN_OPEN
+from meshagent.storage.attached import forget_unnamed
+from meshagent.storage.sealing import IN_OPEN, IN_RECEIVING, OUT_WAITING
 
 if TYPE_CHECKING:
     from meshagent.storage.database import Database
@@ -18,7 +19,10 @@ __all__ = ["RETAIN_ROWS_MAX", "History"]
 
 RETAIN_ROWS_MAX = 2_000  # dropped per call: some tens of ms
 
-_ENDED = {"outbox": "settled = 1", "inbox": f"state >= {IN_OPEN}"}
+_ENDED = {
+    "outbox": f"settled = 1 AND state >= {OUT_WAITING}",
+    "inbox": f"state >= {IN_OPEN} AND state < {IN_RECEIVING}",
+}
 
 
 class History:
@@ -79,3 +83,4 @@ class History:
                     f"DELETE FROM {table} WHERE position = ?",  # noqa: S608
                     [(position,) for position in positions],
                 )
+            forget_unnamed(connection)

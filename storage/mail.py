@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshagent.core.ports import (
+    Arrived,
     InEntry,
     InRow,
     InState,
@@ -23,9 +24,11 @@ from meshagent.core.ports import (
     OutState,
     Receipt,
     Row,
+    TurnedAway,
     Watermark,
 )
 from meshagent.errors import CorruptFile, StorageError
+from meshagent.storage.attached import hold, note_sent, release
 from meshagent.storage.decay import quarantine, stream_start
 from meshagent.storage.schema import (
     TABLES,
@@ -39,6 +42,8 @@ from meshagent.storage.sealing import (
     IN_COLUMNS,
     IN_DONE,
     IN_OPEN,
+    IN_RECEIVING,
+    IN_UNREAD,
     OUT_CODES,
     OUT_COLUMNS,
     OUT_DELIVERED,
@@ -66,6 +71,7 @@ EPOCH_BYTES = 8
 FOUND_MAX = 8  # messages that an ambiguous prefix lists
 WATERMARKS_PER_SENDER_MAX = 64  # as many databases of a sender as delivery remembers
 RENUMBER_ROWS = 1_000  # read at once, so that memory stays flat whatever waits
+POSITION_MAX = 2**63 - 1
 UNFIT = b"?"  # no checksum has this length
 
 _PUT_OUT = (
@@ -107,6 +113,8 @@ _DROP_OLD_WATERMARKS = (
     "DELETE FROM watermarks WHERE sender = ?1 AND rowid <= (SELECT rowid FROM watermarks "
     "WHERE sender = ?1 ORDER BY rowid DESC LIMIT 1 OFFSET ?2)"
 )
+
+_VISIBLE = f"AND state < {IN_RECEIVING}"
 
 Entry = TypeVar("Entry", OutEntry, InEntry)
 
@@ -154,6 +162,7 @@ class MailTables:
         out_news: list[OutState | Receipt] = []
         new_in: list[InRow] = []
         in_news: list[InState] = []
+        held_news: list[Arrived | TurnedAway] = []
         marks: dict[tuple[str, bytes], Watermark] = {}
         for row in rows:
             match row:
@@ -165,6 +174,8 @@ class MailTables:
                     new_in.append(row)
                 case InState():
                     in_news.append(row)
+                case Arrived() | TurnedAway():
+                    held_news.append(row)
                 case Watermark():
                     marks.pop((row.sender, row.epoch), None)
                     marks[row.sender, row.epoch] = row
@@ -174,7 +185,11 @@ class MailTables:
                     self._renumber(connection, epoch)
         self._write_out(connection, new_out, out_news)
         if new_in:
-            connection.executemany(_PUT_IN, map(in_values, new_in))
+            plain = [row for row in new_in if not row.blobs]
+            connection.executemany(_PUT_IN, map(in_values, plain))
+            hold(connection, [row for row in new_in if row.blobs])
+        for row in held_news:
+            release(self._database, connection, row)
         if in_news:
             connection.executemany(_ADVANCE_IN, map(_in_news, in_news))
         self._write_watermarks(connection, list(marks.values()))
@@ -188,6 +203,7 @@ class MailTables:
         if new:
             self._write_streams(connection, new)
             connection.executemany(_PUT_OUT, map(out_values, new))
+            note_sent(connection, [row for row in new if row.blobs])
         for (kind, withdrawn), rows in groupby(news, _kind_of_news):
             if kind is Receipt:
                 connection.executemany(_ADVANCE_RECEIPT, map(_receipt, rows))  # type: ignore[arg-type]
@@ -225,7 +241,7 @@ class MailTables:
         if connection.total_changes() - before < len(rows):
             connection.executemany(_ADVANCE_OUT, map(_out_news, rows))
             # A receipt came before the answer: the state stays, and the number is settled.
-            settling = [row for row in rows if OUT_CODES[row.state] >= OUT_DELIVERED]
+            settling = [r for r in rows if r.taken or OUT_CODES[r.state] >= OUT_DELIVERED]
             connection.executemany(
                 _SETTLE_OUT, [(row.id, row.peer, REPLACES_BELOW[row.state]) for row in settling]
             )
@@ -286,7 +302,8 @@ class MailTables:
         unread = self._database.value(
             f"SELECT count(*) FROM inbox WHERE state < {IN_OPEN}"  # noqa: S608
         )
-        return MailStart(self._database.epoch(), tuple(floors), tuple(marks), unread)
+        taken = [each.id for each in self.read_out(f"settled = 1 AND state < {OUT_WAITING}", ())]
+        return MailStart(self._database.epoch(), tuple(floors), tuple(marks), unread, tuple(taken))
 
     def pending(self, peer: str, first: int, limit: int) -> list[OutEntry]:
         """Not settled, from a number on."""
@@ -295,13 +312,16 @@ class MailTables:
 
     def due(self, now_ms: int, limit: int) -> list[OutEntry]:
         """Their time is up, and no answer has come."""
-        where = "expires_ms > 0 AND expires_ms <= ? AND state < 2 ORDER BY expires_ms LIMIT ?"
+        where = (
+            "expires_ms > 0 AND expires_ms <= ? AND state < 2 AND settled = 0 "
+            "ORDER BY expires_ms LIMIT ?"
+        )
         return self.read_out(where, (now_ms, limit))
 
     def next_expiry(self) -> int | None:
         """The earliest time at which `due` has something."""
         found: int | None = self._database.value(
-            "SELECT min(expires_ms) FROM outbox WHERE expires_ms > 0 AND state < 2"
+            "SELECT min(expires_ms) FROM outbox WHERE expires_ms > 0 AND state < 2 AND settled = 0"
         )
         return found
 
@@ -311,7 +331,8 @@ class MailTables:
             return self.read_out("TRUE ORDER BY position LIMIT ?", (limit,))
         where = (
             "position IN (SELECT position FROM outbox INDEXED BY outbox_pending "  # noqa: S608
-            f"WHERE settled = 0 AND state < {OUT_WAITING} ORDER BY position LIMIT ?) "
+            f"WHERE settled = 0 AND state < {OUT_WAITING} UNION ALL SELECT position FROM outbox "
+            f"WHERE settled = 1 AND state < {OUT_WAITING} ORDER BY position LIMIT ?) "
             "ORDER BY position"
         )
         return self.read_out(where, (limit,))
@@ -331,12 +352,24 @@ class MailTables:
 
     def inbox(self, after: int, limit: int, unread: bool) -> list[InEntry]:
         """Beyond a position."""
-        still = f"AND state < {IN_OPEN}" if unread else ""
+        still = f"AND state < {IN_OPEN if unread else IN_RECEIVING}"
         return self.read_in(f"position > ? {still} ORDER BY position LIMIT ?", (after, limit))
+
+    def recent(self, limit: int, upto: int | None, unseen: bool) -> list[InEntry]:
+        """The newest up to a position, oldest of them first."""
+        # The index holds what is open; SQLite takes it when the query has the same words.
+        still = f"AND state < {IN_OPEN} AND state = {IN_UNREAD}" if unseen else _VISIBLE
+        where = f"position <= ? {still} ORDER BY position DESC LIMIT ?"
+        bound = POSITION_MAX if upto is None else upto
+        return self.read_in(where, (bound, limit))[::-1]
 
     def newest(self) -> int:
         """The largest position in the inbox."""
         return int(self._database.value("SELECT coalesce(max(position), 0) FROM inbox"))
+
+    def receiving(self) -> list[InEntry]:
+        """Those that are held, oldest first."""
+        return self.read_in(f"state = {IN_RECEIVING} ORDER BY position", ())
 
     def incoming(self, prefix: str) -> list[InEntry]:
         """Those whose id begins so."""
@@ -377,7 +410,7 @@ def _kind_of_news(row: OutState | Receipt) -> tuple[type, bool]:
 
 def _out_news(row: OutState) -> tuple[Any, ...]:
     code = OUT_CODES[row.state]
-    ends = int(code >= OUT_DELIVERED)
+    ends = int(row.taken or code >= OUT_DELIVERED)
     mark = out_mark(row.id, code, ends, row.at_ms, row.reason)
     below = REPLACES_BELOW[row.state]
     return code, ends, row.at_ms, row.reason, mark, row.id, row.peer, below, row.seq

@@ -11,7 +11,7 @@ import asyncio
 import copy
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,12 @@ class MemoryStore:
         """How many messages of ours only wait to tell that they were taken back or expired."""
         return self._mail().withdrawn()
 
+    async def recent(
+        self, limit: int, *, upto: int | None = None, unseen: bool = False
+    ) -> Sequence[InEntry]:
+        """The newest messages up to a position, oldest of them first."""
+        return self._mail().recent(limit, upto, unseen)
+
     async def newest(self) -> int:
         """The largest position in the inbox; 0 when it is empty."""
         return self._mail().newest()
@@ -159,10 +165,22 @@ class MemoryStore:
         return self._mail().incoming(prefix)
 
     async def log(
-        self, limit: int, *, search: str = "", peer: str = "", kind: str = ""
+        self, limit: int, *, search: str = "", peer: str = "", kind: str = "", without: str = ""
     ) -> Sequence[LogEntry]:
         """The newest `limit` messages both ways that match, oldest first."""
-        return self._mail().log(limit, search, peer, kind)
+        return self._mail().log(limit, search, peer, kind, without)
+
+    async def receiving(self) -> Sequence[InEntry]:
+        """Messages that are held until their attachments are here, oldest first."""
+        return self._mail().receiving()
+
+    async def names_blob(self, sha256: bytes, peer: str, direction: str) -> bool:
+        """Whether a message to (`out`) or from (`in`) this peer names the blob."""
+        return self._mail().names_blob(sha256, peer, direction)
+
+    async def blobs(self) -> Collection[bytes]:
+        """Every blob that a message names."""
+        return self._mail().blobs()
 
     async def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:
         """Drop history that has ended and is old or too much; at most so many at a time."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from meshagent.core.ports import (
+    Arrived,
     InEntry,
     InRow,
     InState,
@@ -25,6 +26,7 @@ from meshagent.core.ports import (
     Receipt,
     Row,
     StreamStart,
+    TurnedAway,
     Watermark,
 )
 from meshagent.errors import StorageError
@@ -41,6 +43,7 @@ _WAITING = frozenset({"queued", "sent"})
 _WITHDRAWN = frozenset({"expired", "cancelled"})
 _ENDS = frozenset({"delivered", "refused", "seen", "done"})
 _DEALT_WITH = frozenset({"done", "parked"})
+_OPEN = frozenset({"unread", "seen"})
 
 
 @dataclass(slots=True)
@@ -52,6 +55,7 @@ class MemoryMail:
     came: dict[tuple[str, str], InEntry] = field(default_factory=dict)
     next_seq: dict[str, int] = field(default_factory=dict)
     marks: dict[tuple[str, bytes], Watermark] = field(default_factory=dict)
+    named: dict[tuple[str, str, str], tuple[bytes, ...]] = field(default_factory=dict)
     positions: int = 0
 
     # -- writing ------------------------------------------------------------------------------
@@ -78,14 +82,17 @@ class MemoryMail:
                 if known is not None and known.peer == peer and _further(known, state):
                     self.out[ident] = replace(known, state=state, reason=reason, changed_ms=at_ms)
             case InRow() if (row.sender, row.id) not in self.came:
-                self.positions += 1
-                self.came[row.sender, row.id] = InEntry(
-                    self.positions, row.sender, row.id, row.body, row.received_ms, "unread", 0,
-                    row.received_ms,
-                )  # fmt: skip
+                self._put_in(row, "receiving" if row.blobs else "unread")
+                self.named["in", row.sender, row.id] = row.blobs
+            case Arrived(sender, ident) | TurnedAway(sender, ident):
+                held = self.came.get((sender, ident))
+                if held is not None and held.state == "receiving":
+                    del self.came[sender, ident]
+                    if isinstance(row, Arrived):
+                        self._put_in(held, "unread")
             case InState(sender, ident, state, failures, at_ms):
                 entry = self.came.get((sender, ident))
-                if entry is not None and entry.state != "done":
+                if entry is not None and entry.state not in ("done", "receiving"):
                     self.came[sender, ident] = replace(
                         entry, state=state, failures=failures, changed_ms=at_ms
                     )
@@ -94,6 +101,13 @@ class MemoryMail:
             case NewEpoch(epoch):
                 self._renumber(epoch)
 
+    def _put_in(self, row: InRow | InEntry, state: str) -> None:
+        self.positions += 1
+        self.came[row.sender, row.id] = InEntry(
+            self.positions, row.sender, row.id, row.body, row.received_ms, state, 0,
+            row.received_ms,
+        )  # fmt: skip
+
     def _accept(self, row: OutRow) -> None:
         expected = self.next_seq.get(row.peer, 1)
         if row.seq != expected:
@@ -101,10 +115,11 @@ class MemoryMail:
         if row.id in self.out:
             raise StorageError(f"The message {row.id} is in the outbox already.")
         self.next_seq[row.peer] = expected + 1
-        accepted_ms = opening(row.body)[2]
+        accepted_ms = opening(row.body).created_ms
+        self.named["out", row.peer, row.id] = row.blobs
         self.out[row.id] = OutEntry(
             row.peer, row.seq, row.id, row.body, "queued", "", row.expires_ms, accepted_ms,
-            accepted_ms, False,
+            accepted_ms, False, bool(row.blobs),
         )  # fmt: skip
 
     def _advance(self, row: OutState) -> None:
@@ -114,9 +129,9 @@ class MemoryMail:
         if _further(known, row.state):
             self.out[row.id] = replace(
                 known, state=row.state, reason=row.reason, changed_ms=row.at_ms,
-                settled=row.state in _ENDS,
+                settled=row.taken or row.state in _ENDS,
             )  # fmt: skip
-        elif row.state in _ENDS or row.state in _WITHDRAWN:
+        elif row.taken or row.state in _ENDS or row.state in _WITHDRAWN:
             self.out[row.id] = replace(known, settled=True)
 
     def _mark(self, row: Watermark) -> None:
@@ -135,7 +150,7 @@ class MemoryMail:
 
     def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:
         """Drop what is too old, then the oldest of what is too much; how many."""
-        sent = [entry for entry in self.out.values() if entry.settled]
+        sent = [e for e in self.out.values() if e.settled and e.state not in _WAITING]
         came = [entry for entry in self.came.values() if entry.state in _DEALT_WITH]
         ended: list[OutEntry | InEntry] = [*sent, *came]
         ended.sort(key=lambda entry: (entry.changed_ms, len(entry.body)))
@@ -160,8 +175,9 @@ class MemoryMail:
         for entry in self._unsettled():
             floors[entry.peer] = min(floors[entry.peer], entry.seq)
         streams = [StreamStart(peer, floors[peer], top) for peer, top in self.next_seq.items()]
-        unread = sum(entry.state not in _DEALT_WITH for entry in self.came.values())
-        return MailStart(self.epoch, tuple(streams), tuple(self.marks.values()), unread)
+        unread = sum(entry.state in _OPEN for entry in self.came.values())
+        taken = tuple(e.id for e in self.out.values() if e.settled and e.state in _WAITING)
+        return MailStart(self.epoch, tuple(streams), tuple(self.marks.values()), unread, taken)
 
     def pending(self, peer: str, first: int, limit: int) -> list[OutEntry]:
         """Not settled, from a number on."""
@@ -192,24 +208,52 @@ class MemoryMail:
 
     def inbox(self, after: int, limit: int, unread: bool) -> list[InEntry]:
         """Beyond a position."""
-        found = [each for each in self.came.values() if each.position > after]
-        return [each for each in found if not unread or each.state not in _DEALT_WITH][:limit]
+        found = [each for each in self._visible() if each.position > after]
+        return [each for each in found if not unread or each.state in _OPEN][:limit]
+
+    def recent(self, limit: int, upto: int | None, unseen: bool) -> list[InEntry]:
+        """The newest up to a position, oldest of them first."""
+        found = [each for each in self._visible() if upto is None or each.position <= upto]
+        found = [each for each in found if not unseen or each.state == "unread"]
+        return found[-limit:] if limit > 0 else []
 
     def newest(self) -> int:
         """The largest position in the inbox."""
         return max((each.position for each in self.came.values()), default=0)
 
+    def receiving(self) -> list[InEntry]:
+        """Those that are held, oldest first."""
+        return [each for each in self.came.values() if each.state == "receiving"]
+
+    def names_blob(self, sha256: bytes, peer: str, direction: str) -> bool:
+        """Whether a message to or from this peer names the blob."""
+        return any(sha256 in blobs and key[:2] == (direction, peer) for key, blobs in self._named())
+
+    def blobs(self) -> set[bytes]:
+        """Every blob that a message names."""
+        return {sha256 for _, blobs in self._named() for sha256 in blobs}
+
+    def _named(self) -> Iterator[tuple[tuple[str, str, str], tuple[bytes, ...]]]:
+        for key, blobs in self.named.items():
+            direction, peer, ident = key
+            if ident in self.out if direction == "out" else (peer, ident) in self.came:
+                yield key, blobs
+
+    def _visible(self) -> list[InEntry]:
+        return [each for each in self.came.values() if each.state != "receiving"]
+
     def incoming(self, prefix: str) -> list[InEntry]:
         """Those whose id begins so."""
         return _beginning(self.came.values(), prefix)
 
-    def log(self, limit: int, search: str, peer: str, kind: str) -> list[LogEntry]:
+    def log(self, limit: int, search: str, peer: str, kind: str, without: str) -> list[LogEntry]:
         """The newest that match, oldest of them first."""
         found: list[LogEntry] = []
         for entries in (self.out.values(), self.came.values()):
             for entry in map(log_entry, entries):
-                opened_kind, text, _ = opening(entry.body)
+                opened_kind, text, *_ = opening(entry.body)
                 wanted = (not peer or entry.peer == peer) and (not kind or opened_kind == kind)
+                wanted = wanted and (not without or opened_kind != without)
                 if wanted and (not search.strip() or _matches(text, search)):
                     found.append(entry)
         found.sort(key=lambda entry: entry.at_ms)
@@ -219,7 +263,7 @@ class MemoryMail:
         return (entry for entry in self.out.values() if not entry.settled)
 
     def _expiring(self) -> Iterator[OutEntry]:
-        return (e for e in self.out.values() if e.expires_ms > 0 and e.state in _WAITING)
+        return (e for e in self._unsettled() if e.expires_ms > 0 and e.state in _WAITING)
 
 
 def _further(known: OutEntry, state: str) -> bool:

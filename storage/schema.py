@@ -114,13 +114,18 @@ MAIL_INDEXES = {
         "outbox_pending": "CREATE UNIQUE INDEX outbox_pending ON outbox(peer, seq) "
         "WHERE settled = 0",
         "outbox_expiry": "CREATE INDEX outbox_expiry ON outbox(expires_ms) "
-        "WHERE expires_ms > 0 AND state < 2",
-        "outbox_ended": "CREATE INDEX outbox_ended ON outbox(changed_ms, size) WHERE settled = 1",
+        "WHERE expires_ms > 0 AND state < 2 AND settled = 0",
+        "outbox_taken": "CREATE INDEX outbox_taken ON outbox(position) "
+        "WHERE settled = 1 AND state < 2",
+        "outbox_ended": "CREATE INDEX outbox_ended ON outbox(changed_ms, size) "
+        "WHERE settled = 1 AND state >= 2",
     },
     "inbox": {
         "inbox_id": "CREATE UNIQUE INDEX inbox_id ON inbox(id, sender)",
         "inbox_open": "CREATE INDEX inbox_open ON inbox(position) WHERE state < 2",
-        "inbox_ended": "CREATE INDEX inbox_ended ON inbox(changed_ms, size) WHERE state >= 2",
+        "inbox_ended": "CREATE INDEX inbox_ended ON inbox(changed_ms, size) "
+        "WHERE state >= 2 AND state < 4",
+        "inbox_receiving": "CREATE INDEX inbox_receiving ON inbox(position) WHERE state = 4",
     },
 }
 
@@ -164,6 +169,9 @@ MIGRATIONS = (
             "epoch TEXT NOT NULL, seq INTEGER NOT NULL, last BLOB NOT NULL, "
             "exceptions TEXT NOT NULL, checksum BLOB NOT NULL)",
             "CREATE INDEX watermarks_sender ON watermarks(sender)",
+            "CREATE TABLE attached(sha256 BLOB NOT NULL, direction TEXT NOT NULL, "
+            "peer TEXT NOT NULL, id TEXT NOT NULL, PRIMARY KEY(sha256, direction, peer, id)) "
+            "WITHOUT ROWID",
             *(sql for indexes in MAIL_INDEXES.values() for sql in indexes.values()),
             *TEXT_TABLES.values(),
         ),

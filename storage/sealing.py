@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -21,6 +21,8 @@ __all__ = [
     "IN_COLUMNS",
     "IN_DONE",
     "IN_OPEN",
+    "IN_RECEIVING",
+    "IN_UNREAD",
     "OUT_CODES",
     "OUT_COLUMNS",
     "OUT_DELIVERED",
@@ -61,11 +63,14 @@ REPLACES_BELOW = {
 }
 """For each state the code below which every other one is of a smaller rank."""
 
-IN_STATES = ("unread", "seen", "parked", "done")
+IN_STATES = ("unread", "seen", "parked", "done", "receiving")
 IN_CODES = {state: code for code, state in enumerate(IN_STATES)}
+IN_UNREAD = IN_CODES["unread"]
 IN_OPEN = IN_CODES["parked"]  # below it: somebody has still to deal with it
 IN_DONE = IN_CODES["done"]
+IN_RECEIVING = IN_CODES["receiving"]  # held: not visible yet
 
+ATTACHMENTS_AT = 8  # where core.messages.pack_body puts them
 SMALL_BODY_BYTES = 4096  # decoded whole; of a larger one only the beginning is
 
 # As bytes, since a flipped bit may leave text that is not UTF-8; as integers, since it may turn a
@@ -167,10 +172,10 @@ def read_out(row: Sequence[Any]) -> OutEntry | None:
             return None
         if mark != out_mark(ident, state, settled, changed_ms, reason):
             return None
-        accepted_ms = opening(body)[2]
+        opened = opening(body)
         return OutEntry(
-            peer, seq, ident, body, OUT_STATES[state], reason, expires_ms, accepted_ms,
-            changed_ms or accepted_ms, settled == 1,
+            peer, seq, ident, body, OUT_STATES[state], reason, expires_ms, opened.created_ms,
+            changed_ms or opened.created_ms, settled == 1, opened.attached,
         )  # fmt: skip
     except (AttributeError, IndexError, TypeError, ValueError):
         return None  # a cell is missing, or is not what it was written as
@@ -193,18 +198,34 @@ def read_in(row: Sequence[Any]) -> InEntry | None:
         return None
 
 
-def opening(body: bytes) -> tuple[str, str, int]:
-    """Kind, text and time of making, as far as the bytes say: ("", "", 0) when they don't."""
+class Opening(NamedTuple):
+    """What the store reads of a body."""
+
+    kind: str
+    text: str
+    created_ms: int
+    attached: bool
+
+
+def opening(body: bytes) -> Opening:
+    """As far as the bytes say: nothing when they don't."""
     try:
         if len(body) <= SMALL_BODY_BYTES:
-            _, kind, text, created_ms = msgpack.unpackb(body, strict_map_key=False)[:4]
+            fields = msgpack.unpackb(body, strict_map_key=False)
+            kind, text, created_ms, attached = *fields[1:4], bool(fields[ATTACHMENTS_AT])
         else:
             reader = msgpack.Unpacker(max_buffer_size=len(body), strict_map_key=False)
             reader.feed(body)
             reader.read_array_header()
             _, kind, text, created_ms = (reader.unpack() for _ in range(4))
-    except (ValueError, TypeError, msgpack.UnpackException):
-        return "", "", 0
+            for _ in range(4, ATTACHMENTS_AT):
+                reader.skip()
+            attached = reader.read_array_header() > 0
+    except (IndexError, TypeError, ValueError, msgpack.UnpackException):
+        return NOTHING
     if type(kind) is str and type(text) is str and type(created_ms) is int:
-        return kind, text, created_ms
-    return "", "", 0
+        return Opening(kind, text, created_ms, attached)
+    return NOTHING
+
+
+NOTHING = Opening("", "", 0, False)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,9 +28,10 @@ from meshagent.core.ports import (
     Row,
 )
 from meshagent.errors import CorruptFile, LimitReached, StorageError
+from meshagent.storage.attached import blobs, names_blob
 from meshagent.storage.backup import Snapshot, restore_database
 from meshagent.storage.database import Database
-from meshagent.storage.texts import DIRECTIONS, LogPage, match_query
+from meshagent.storage.texts import DIRECTIONS, LogPage, Wanted, match_query
 
 __all__ = ["SqliteStore"]
 
@@ -128,6 +129,12 @@ class SqliteStore:
         """How many messages of ours only wait to tell that they were taken back or expired."""
         return await self._call(lambda database: database.mail.withdrawn())
 
+    async def recent(
+        self, limit: int, *, upto: int | None = None, unseen: bool = False
+    ) -> Sequence[InEntry]:
+        """The newest messages up to a position, oldest of them first."""
+        return await self._call(lambda database: database.mail.recent(limit, upto, unseen))
+
     async def newest(self) -> int:
         """The largest position in the inbox; 0 when it is empty."""
         return await self._call(lambda database: database.mail.newest())
@@ -137,44 +144,56 @@ class SqliteStore:
         return await self._call(lambda database: database.mail.incoming(prefix))
 
     async def log(
-        self, limit: int, *, search: str = "", peer: str = "", kind: str = ""
+        self, limit: int, *, search: str = "", peer: str = "", kind: str = "", without: str = ""
     ) -> Sequence[LogEntry]:
         """The newest `limit` messages both ways that match, oldest first."""
-        query = match_query(search)
-        if limit <= 0 or (search.strip() and not query):
+        wanted = Wanted(match_query(search), peer, kind, without)
+        if limit <= 0 or (search.strip() and not wanted.query):
             return []
         try:
-            return await self._look(limit, query, peer, kind)
+            return await self._look(limit, wanted)
         except CorruptFile:
-            if not query:
+            if not wanted.query:
                 raise
             await self._call(lambda database: database.texts.rebuild())
-            return await self._look(limit, query, peer, kind)
+            return await self._look(limit, wanted)
 
-    async def _look(self, limit: int, query: str, peer: str, kind: str) -> list[LogEntry]:
-        behind = bool(query)
+    async def _look(self, limit: int, wanted: Wanted) -> list[LogEntry]:
+        behind = bool(wanted.query)
         while behind:
             behind = await self._call(lambda database: database.texts.index_some())
         found: list[LogEntry] = []
         for direction in DIRECTIONS:
-            found += reversed(await self._newest(direction, limit, query, peer, kind))
+            found += reversed(await self._newest(direction, limit, wanted))
         return sorted(found, key=lambda entry: entry.at_ms)[-limit:]
 
-    async def _newest(
-        self, direction: str, limit: int, query: str, peer: str, kind: str
-    ) -> list[LogEntry]:
+    async def _newest(self, direction: str, limit: int, wanted: Wanted) -> list[LogEntry]:
         """A page at a time, so that commits have their turn between them."""
         found: list[LogEntry] = []
         before: int | None = None
         while True:
             look = partial(
                 _log_page, direction=direction, before=before, limit=limit - len(found),
-                query=query, peer=peer, kind=kind,
+                wanted=wanted,
             )  # fmt: skip
             entries, before = await self._call(look)
             found += entries
             if before is None or len(found) >= limit:
                 return found
+
+    async def receiving(self) -> Sequence[InEntry]:
+        """Messages that are held until their attachments are here, oldest first."""
+        return await self._call(lambda database: database.mail.receiving())
+
+    async def names_blob(self, sha256: bytes, peer: str, direction: str) -> bool:
+        """Whether a message to (`out`) or from (`in`) this peer names the blob."""
+        return await self._call(
+            lambda database: names_blob(database.connected(), sha256, peer, direction)
+        )
+
+    async def blobs(self) -> Collection[bytes]:
+        """Every blob that a message names."""
+        return await self._call(lambda database: blobs(database.connected()))
 
     async def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:
         """Drop history that has ended and is old or too much; at most so many at a time."""

@@ -8,6 +8,7 @@ message that was committed before it began.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshagent.core.ports import InEntry, LogEntry, OutEntry
@@ -19,15 +20,33 @@ if TYPE_CHECKING:
 
     from meshagent.storage.database import Database
 
-__all__ = ["DIRECTIONS", "LogPage", "Texts", "log_entry", "match_query"]
+__all__ = ["DIRECTIONS", "LogPage", "Texts", "Wanted", "log_entry", "match_query"]
 
 DIRECTIONS = {"out": "outbox", "in": "inbox"}
 INDEX_ROWS = 500  # per step: a few ms, then a commit that waits has its turn
-PAGE_ROWS = 500  # looked at per step when there is a filter
+PAGE_ROWS_MIN = 50  # looked at per step, with their bodies: twice what is asked for, since
+PAGE_ROWS_MAX = 500  # a receipt may stand behind each message, within these bounds
 SEARCH_WORDS_MAX = 32
 
 LogPage = tuple[list[LogEntry], int | None]
 """Entries, newest first, and the position to go on before; None when there are no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the trail is searched for; an empty word asks for nothing."""
+
+    query: str = ""
+    peer: str = ""
+    kind: str = ""
+    without: str = ""
+
+    def takes(self, entry: LogEntry) -> bool:
+        """Whether it fits; that its words do, the index has said."""
+        if self.peer and entry.peer != self.peer:
+            return False
+        kind = opening(entry.body).kind if self.kind or self.without else ""
+        return (not self.kind or kind == self.kind) and (not self.without or kind != self.without)
 
 
 class Texts:
@@ -55,7 +74,7 @@ class Texts:
             )
         if not rows:
             return False
-        texts = [(position, opening(body or b"")[1]) for position, body in rows]
+        texts = [(position, opening(body or b"").text) for position, body in rows]
         with self._database.transaction("index") as connection:
             connection.executemany(
                 f"INSERT OR REPLACE INTO {table}_text(rowid, text) VALUES(?, ?)",
@@ -79,27 +98,22 @@ class Texts:
                 connection.execute(TEXT_TABLES[f"{table}_text"])
                 connection.execute(*encode_row(MetaRow(f"indexed {table}", "0")))
 
-    def page(
-        self, direction: str, before: int | None, limit: int, query: str, peer: str, kind: str
-    ) -> LogPage:
+    def page(self, direction: str, before: int | None, limit: int, wanted: Wanted) -> LogPage:
         """A bounded look: matching messages older than position `before`."""
-        positions = self._positions(DIRECTIONS[direction], before, query)
+        rows = min(PAGE_ROWS_MAX, max(PAGE_ROWS_MIN, 2 * limit))
+        positions = self._positions(DIRECTIONS[direction], before, rows, wanted.query)
         entries = self._entries(direction, positions)
-        found = [
-            entry
-            for entry in reversed(entries)
-            if (not peer or entry.peer == peer) and (not kind or opening(entry.body)[0] == kind)
-        ]
-        return found[:limit], positions[-1] if len(positions) == PAGE_ROWS else None
+        found = [entry for entry in reversed(entries) if wanted.takes(entry)]
+        return found[:limit], positions[-1] if len(positions) == rows else None
 
-    def _positions(self, table: str, before: int | None, query: str) -> list[int]:
+    def _positions(self, table: str, before: int | None, rows: int, query: str) -> list[int]:
         bound = 2**63 - 1 if before is None else before
         if query:
             sql = f"SELECT rowid FROM {table}_text WHERE {table}_text MATCH ? AND rowid < ? "  # noqa: S608
-            values: tuple[Any, ...] = (query, bound, PAGE_ROWS)
+            values: tuple[Any, ...] = (query, bound, rows)
         else:
             sql = f"SELECT position AS rowid FROM {table} WHERE position < ? "  # noqa: S608
-            values = (bound, PAGE_ROWS)
+            values = (bound, rows)
         with self._database.mapped("search"):
             found = self._database.connected().execute(sql + "ORDER BY rowid DESC LIMIT ?", values)
             return [position for (position,) in found]

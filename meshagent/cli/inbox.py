@@ -14,12 +14,15 @@ __all__ = ["command"]
 
 
 @click.command("inbox")
-@click.option("--unread", is_flag=True, help="Only what nobody has read.")
+@click.option("--unread", is_flag=True, help="Only what nobody has seen yet.")
 @click.option("--follow", is_flag=True, help="Go on, with a line for each new message.")
 @click.option("--limit", type=click.IntRange(1), default=50, help="The newest so many.")
 @common_options
 def command(common: Common, unread: bool, follow: bool, limit: int) -> None:
     """List the messages that came to this agent, oldest first.
+
+    A message is unread until somebody reads it; what was read and is not done is shown as seen,
+    and a program's inbox hands it out until it is done.
 
     Example:  meshagent inbox --unread
     """

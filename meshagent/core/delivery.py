@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from meshagent.core.effects import (
@@ -190,21 +190,27 @@ class Delivery:
 
     def accept(self, peer: AgentId, message: Message) -> list[Effect]:
         """Take responsibility for a message; it counts once `Accepted` is performed."""
-        if self.pending >= self._config.pending_max:
+        return self.accept_all([(peer, message)])
+
+    def accept_all(self, outgoing: Sequence[tuple[AgentId, Message]]) -> list[Effect]:
+        """Take responsibility for all of them, or raise and take none."""
+        if self.pending + len(outgoing) > self._config.pending_max:
             raise LimitReached(
                 f"The outbox takes no more messages: {self.pending} are waiting.",
                 hint="Cancel what is no longer needed: meshagent outbox",
             )
-        body = pack_body(message)
-        stream = self._peer(peer).out
-        item = Item(
-            stream.next_seq, message.id, body, body_hash(body), message.expires_ms,
-            MessageState.QUEUED,
-        )  # fmt: skip
-        stream.add(item)
-        self._pending += 1
-        row = OutRow(peer, stream.epoch, item.seq, item.id, body, message.expires_ms)
-        return [Persist(row), Accepted(peer, message.id), Flush(peer, item.seq)]
+        bodies = [pack_body(message) for _, message in outgoing]
+        effects: list[Effect] = []
+        last: dict[AgentId, int] = {}
+        for (peer, message), body in zip(outgoing, bodies, strict=True):
+            stream = self._peer(peer).out
+            seq, ident, expires_ms = stream.next_seq, message.id, message.expires_ms
+            stream.add(Item(seq, ident, body, body_hash(body), expires_ms, MessageState.QUEUED))
+            effects.append(Persist(OutRow(peer, stream.epoch, seq, ident, body, expires_ms)))
+            effects.append(Accepted(peer, ident))
+            last[peer] = seq
+        self._pending += len(outgoing)
+        return effects + [Flush(peer, seq) for peer, seq in last.items()]
 
     def withdraw(
         self, peer: AgentId, seq: int, ident: str, state: MessageState, now_ms: int

@@ -130,8 +130,7 @@ class Deliver(NamedTuple):
 # -- blobs: each names the method of core/transfer.py that takes the answer -----------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CheckAsk:
+class CheckAsk(NamedTuple):
     """May `peer` have this blob, and is it here whole? → `admitted` or `turned_away`."""
 
     peer: AgentId
@@ -142,8 +141,7 @@ class CheckAsk:
     grant: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ReadChunk:
+class ReadChunk(NamedTuple):
     """Read one chunk of a blob that is served → `chunk_read`."""
 
     peer: AgentId
@@ -152,16 +150,14 @@ class ReadChunk:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class CloseReader:
+class CloseReader(NamedTuple):
     """Nothing more is read for this pull of this peer."""
 
     peer: AgentId
     pull: int
 
 
-@dataclass(frozen=True, slots=True)
-class OpenPartial:
+class OpenPartial(NamedTuple):
     """Make room for a blob, or go on with what is there of it.
 
     → `opened`, `present`, `held_up` or `impossible`.
@@ -171,8 +167,7 @@ class OpenPartial:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class WriteChunk:
+class WriteChunk(NamedTuple):
     """Write the next chunk of an open partial → `wrote` or `held_up`."""
 
     sha256: bytes
@@ -180,38 +175,33 @@ class WriteChunk:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class FinishBlob:
+class FinishBlob(NamedTuple):
     """Every chunk is written: verify the whole and put it in place → `finished` or `wrong`."""
 
     sha256: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ClosePartial:
+class ClosePartial(NamedTuple):
     """Let go of an open partial; with `discard` its contents are of no use to anyone."""
 
     sha256: bytes
     discard: bool
 
 
-@dataclass(frozen=True, slots=True)
-class BlobReady:
+class BlobReady(NamedTuple):
     """A wanted blob is here, whole and verified."""
 
     sha256: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class BlobFailed:
+class BlobFailed(NamedTuple):
     """A wanted blob can never be had: nobody has it, or this machine can't keep it."""
 
     sha256: bytes
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class BlobProgress:
+class BlobProgress(NamedTuple):
     """So many bytes of a wanted blob are written."""
 
     sha256: bytes

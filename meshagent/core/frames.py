@@ -57,6 +57,7 @@ NONCE_BYTES = 16
 SIGNATURE_BYTES = 64
 SHA256_BYTES = 32
 CHUNK_BYTES = 256 * 1024  # of a blob, in one frame: a text behind a few of them waits little
+CREDIT_CHUNKS_MAX = 64  # how far ahead of what was sent a puller may let us send: 16 MiB
 UPDATE_BYTES_MAX = 4096  # one signed record with its addresses and capabilities
 UPDATES_MAX = 256  # updates in one frame
 MEMBERS_MAX = 4096  # members that a node keeps, hence digest entries
@@ -352,6 +353,7 @@ class MailAck(Frame):
 class BlobAsk(Frame):
     """Send me this blob's chunks from `first` on, as far as below `upto` until I say BlobMore.
 
+    At least one may be sent, and at most 64 beyond what has been; the same holds for BlobMore.
     The number `pull` is the asker's own and names the whole exchange. `granter` is the agent whose
     message names the blob, `grant` its signature that lets the asker have it.
     """

@@ -188,15 +188,17 @@ class Mesh:
         linked = [each.agent for each in self.peers() if self.links.link_to(each.agent)]
         return self._route([e for peer in linked for e in delivery.connected(peer, now)], now)
 
-    def accept(self, peer: AgentId, message: Message, now: float) -> list[Effect]:
-        """Take responsibility for a message to `peer`."""
+    def accept(self, outgoing: Sequence[tuple[AgentId, Message]], now: float) -> list[Effect]:
+        """Take responsibility for messages, each to its peer: for all of them or none."""
         if self.delivery is None:
             raise StorageError(
                 "Messages can't be kept now: the disk does not answer.",
                 hint="See 'meshagent status'; it goes on by itself when the disk is well.",
             )
-        self.links.hurry(peer, now)
-        return self._route(self.delivery.accept(peer, message), now)
+        for peer in {peer for peer, _ in outgoing}:
+            if not self._is_linked(peer):
+                self.links.hurry(peer, now)
+        return self.delivery.accept_all(outgoing)  # nothing of it is for another engine
 
     def take(self, sender: AgentId, mail: Mail, now: float) -> list[Effect]:
         """Mail that was left in the spool."""

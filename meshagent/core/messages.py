@@ -8,21 +8,19 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshagent.core.codec import pack, unpack
 from meshagent.core.frames import MESSAGE_BYTES_MAX
-from meshagent.core.types import AgentId
 from meshagent.errors import LimitReached, RemoteProtocolError, UsageError
 
 __all__ = [
     "Message",
+    "MessageIds",
     "MessageState",
     "body_hash",
     "is_id",
-    "new_message_id",
     "pack_body",
     "parse_body",
 ]
@@ -32,9 +30,12 @@ SHORT_CHARACTERS_MAX = 200  # kind, thread, ids
 HEADERS_MAX = 32
 DATA_DEPTH_MAX = 64  # lists in lists: whoever prints it as JSON has a stack
 HASH_BYTES = 16
-ID_CHARACTERS = 12  # 60 random bits: a million messages a day collide once in 3,000 years
+_NUMBERS_END = 2**63
+_MALFORMED = "A message has a field of the wrong form."
 _DATA_HINT = "Data may hold what JSON can: texts, numbers, lists, objects, true, false, null."
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
+_TAIL_BITS = 25  # another run in the same millisecond, a clock set back: one in 33 million
 
 RECEIPT_KIND = "receipt"
 """A message of this kind tells a sender how far its message has come; no person sees it."""
@@ -67,8 +68,7 @@ PROGRESS = {
 """A state replaces one of a smaller rank only, so late and repeated news change nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """What one agent says to another. Times are milliseconds since the epoch."""
 
     id: str
@@ -78,25 +78,37 @@ class Message:
     data: Any = None
     thread: str = ""
     reply_to: str = ""
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = {}  # noqa: RUF012 - never changed, as nothing of a message is
     attachments: tuple[Any, ...] = ()
     expires_ms: int = 0
     hops: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message as the recipient keeps it."""
+class MessageIds:
+    """Ids that sort by the time they were made, so that an index grows at its end.
 
-    sender: AgentId
-    message: Message
-    received_ms: int
+    Seven characters count milliseconds, and five are random; within one millisecond they count on.
+    A few characters suffice to tell apart two messages that a person has sent.
+    """
 
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._at_ms, self._tail = 0, 0
 
-def new_message_id(rng: random.Random) -> str:
-    """Short enough to type, long enough never to meet another."""
-    number = rng.getrandbits(5 * ID_CHARACTERS)
-    return "".join(_ALPHABET[number >> shift & 31] for shift in range(0, 5 * ID_CHARACTERS, 5))
+    def next(self, now_ms: int) -> str:
+        """An id that was never given before."""
+        if now_ms > self._at_ms:
+            self._at_ms = now_ms
+            self._tail = self._rng.getrandbits(_TAIL_BITS - 1)  # half of the room is for counting
+        else:
+            self._tail += 1
+            if self._tail >> _TAIL_BITS:
+                self._at_ms, self._tail = self._at_ms + 1, 0
+        number = self._at_ms << _TAIL_BITS | self._tail
+        return (
+            _PAIRS[number >> 50 & 1023] + _PAIRS[number >> 40 & 1023] + _PAIRS[number >> 30 & 1023]
+            + _PAIRS[number >> 20 & 1023] + _PAIRS[number >> 10 & 1023] + _PAIRS[number & 1023]
+        )  # fmt: skip
 
 
 def body_hash(body: bytes) -> bytes:
@@ -124,8 +136,17 @@ def pack_body(message: Message) -> bytes:
                 f"fields it is {len(body)} of {MESSAGE_BYTES_MAX}.",
                 hint="Send it as an attachment instead.",
             )
+    if message.data is None and not message.headers and not message.attachments:
+        well = _is_well_formed(
+            message.id, message.kind, message.text, message.created_ms, None, message.thread,
+            message.reply_to, message.headers, message.attachments, message.expires_ms,
+            message.hops,
+        )  # fmt: skip
+        if not well:
+            raise UsageError(f"The message can't be sent: {_MALFORMED}")
+        return body
     try:
-        parse_body(body)
+        parse_body(body)  # what others made of the caller's data is what counts
     except RemoteProtocolError as error:
         raise UsageError(f"The message can't be sent: {error.message}", hint=_DATA_HINT) from None
     return body
@@ -136,17 +157,38 @@ def parse_body(body: bytes) -> Message:
     fields = unpack(body, MESSAGE_BYTES_MAX)
     if type(fields) is not tuple or len(fields) < 11:
         raise RemoteProtocolError("A message lacks fields.")
-    ident, kind, text, created, data, thread, reply_to, headers, attached, expires, hops = fields[
-        :11
-    ]
-    _require(all(each == "" or is_id(each) for each in (thread, reply_to)))
-    _require(is_id(ident) and is_id(kind) and type(text) is str)
-    _require(all(type(each) is int and 0 <= each < 2**63 for each in (created, expires, hops)))
-    _require(type(headers) is dict and len(headers) <= HEADERS_MAX)
-    _require(all(type(key) is str and type(value) is str for key, value in headers.items()))
-    _require(type(attached) is tuple and _is_plain(data) and _is_plain(attached))
-    return Message(
-        ident, kind, text, created, data, thread, reply_to, headers, attached, expires, hops
+    if len(fields) > 11:
+        fields = fields[:11]
+    if not _is_well_formed(*fields):
+        raise RemoteProtocolError(_MALFORMED)
+    return Message(*fields)
+
+
+def _is_well_formed(
+    ident: Any, kind: Any, text: Any, created: Any, data: Any, thread: Any, reply_to: Any,
+    headers: Any, attached: Any, expires: Any, hops: Any,
+) -> bool:  # fmt: skip
+    return (
+        is_id(ident)
+        and is_id(kind)
+        and type(text) is str
+        and (thread == "" or is_id(thread))
+        and (reply_to == "" or is_id(reply_to))
+        and type(created) is type(expires) is type(hops) is int
+        and 0 <= created < _NUMBERS_END
+        and 0 <= expires < _NUMBERS_END
+        and 0 <= hops < _NUMBERS_END
+        and type(headers) is dict
+        and (not headers or _are_headers(headers))
+        and type(attached) is tuple
+        and (not attached or _is_plain(attached))
+        and (data is None or _is_plain(data))
+    )
+
+
+def _are_headers(headers: dict[Any, Any]) -> bool:
+    return len(headers) <= HEADERS_MAX and all(
+        type(key) is str and type(value) is str for key, value in headers.items()
     )
 
 
@@ -172,8 +214,3 @@ def _is_plain(value: Any) -> bool:
             return True
         layer = below
     return False
-
-
-def _require(holds: bool) -> None:
-    if not holds:
-        raise RemoteProtocolError("A message has a field of the wrong form.")

@@ -7,7 +7,7 @@ rows. It may import this package's types and `meshagent.errors`, and nothing els
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ from meshagent.core.types import Candidate, LinkId
 
 __all__ = [
     "Announcement",
+    "Arrived",
     "Discovery",
     "InEntry",
     "InRow",
@@ -32,6 +33,7 @@ __all__ = [
     "Store",
     "StreamStart",
     "Transport",
+    "TurnedAway",
     "Watermark",
 ]
 
@@ -126,10 +128,16 @@ class OutRow(NamedTuple):
     id: str
     body: bytes
     expires_ms: int
+    blobs: tuple[bytes, ...] = ()
+    """The SHA-256 of each of its attachments."""
 
 
 class OutState(NamedTuple):
-    """How far a message to `peer` has come; `reason` says why when it was refused."""
+    """How far a message to `peer` has come; `reason` says why when it was refused.
+
+    `taken`: the recipient has it and fetches its attachments, so its number is settled, while how
+    it ends is still to be said.
+    """
 
     peer: str
     seq: int
@@ -137,6 +145,7 @@ class OutState(NamedTuple):
     state: str
     reason: str
     at_ms: int
+    taken: bool = False
 
 
 class Receipt(NamedTuple):
@@ -161,6 +170,22 @@ class InRow(NamedTuple):
     id: str
     body: bytes
     received_ms: int
+    blobs: tuple[bytes, ...] = ()
+    """The SHA-256 of each of its attachments; with any, it is held until it has `Arrived`."""
+
+
+class Arrived(NamedTuple):
+    """The attachments of a held message are here: from now on it is visible, behind all others."""
+
+    sender: str
+    id: str
+
+
+class TurnedAway(NamedTuple):
+    """A held message can't be completed: it is dropped, and its sender is told."""
+
+    sender: str
+    id: str
 
 
 class InState(NamedTuple):
@@ -197,7 +222,18 @@ class NewEpoch:
     epoch: bytes
 
 
-Row = PeerRow | OutRow | OutState | Receipt | InRow | InState | Watermark | NewEpoch
+Row = (
+    PeerRow
+    | OutRow
+    | OutState
+    | Receipt
+    | InRow
+    | Arrived
+    | TurnedAway
+    | InState
+    | Watermark
+    | NewEpoch
+)
 """What a Persist effect may carry."""
 
 
@@ -212,12 +248,16 @@ class StreamStart:
 
 @dataclass(frozen=True, slots=True)
 class MailStart:
-    """All that delivery needs to begin again where it was. Watermarks of one sender by age."""
+    """All that delivery needs to begin again where it was. Watermarks of one sender by age.
+
+    `taken` are the ids of those whose recipients fetch their attachments.
+    """
 
     epoch: bytes
     streams: tuple[StreamStart, ...]
     watermarks: tuple[Watermark, ...]
     unread: int
+    taken: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +274,7 @@ class OutEntry:
     accepted_ms: int
     changed_ms: int
     settled: bool
+    attached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +341,18 @@ class Store(Protocol):
         """Messages of ours whose id begins so; at most a few."""
 
     async def inbox(self, after: int, limit: int, *, unread: bool = False) -> Sequence[InEntry]:
-        """Messages that came, beyond position `after`, in the order they became visible."""
+        """Messages that came, beyond position `after`, in the order they became visible.
+
+        With `unread`, only those that are neither done nor parked, seen or not.
+        """
+
+    async def recent(
+        self, limit: int, *, upto: int | None = None, unseen: bool = False
+    ) -> Sequence[InEntry]:
+        """The newest messages that came, up to a position, oldest of them first.
+
+        With `unseen`, only those that nobody has looked at yet.
+        """
 
     async def newest(self) -> int:
         """The largest position in the inbox; 0 when it is empty."""
@@ -309,9 +361,21 @@ class Store(Protocol):
         """Messages that came whose id begins so; at most a few."""
 
     async def log(
-        self, limit: int, *, search: str = "", peer: str = "", kind: str = ""
+        self, limit: int, *, search: str = "", peer: str = "", kind: str = "", without: str = ""
     ) -> Sequence[LogEntry]:
-        """The newest `limit` messages both ways that match, oldest first."""
+        """The newest `limit` messages both ways that match, oldest first.
+
+        Those of kind `without` are left out, and take no place.
+        """
+
+    async def receiving(self) -> Sequence[InEntry]:
+        """Messages that are held until their attachments are here, oldest first."""
+
+    async def names_blob(self, sha256: bytes, peer: str, direction: str) -> bool:
+        """Whether a message to (`out`) or from (`in`) this peer names the blob."""
+
+    async def blobs(self) -> Collection[bytes]:
+        """Every blob that a message names."""
 
     async def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:
         """Drop history that has ended and is old or too much; how many. Never what is pending."""

@@ -68,6 +68,7 @@ HOUSE_RETRY_MS = 30_000
 DUE_ITEMS_MAX = 1000
 RETAIN_MS = 30 * 24 * 3600 * 1000  # delivered history is kept for a month
 RETAIN_BYTES = 1024 * 1024 * 1024  # and up to a gigabyte
+TURN_SENDS_MAX = 128  # taken in at once: a few ms of work, many rows for one sync
 RUN_SHIFT = 32  # an incarnation is the durable run number and a counter within the run
 
 
@@ -85,8 +86,7 @@ class Profile:
 
 
 class _HandedIn(NamedTuple):
-    peer: AgentId
-    message: Message
+    outgoing: Sequence[tuple[AgentId, Message]]
     first: Sequence[Row]
     accepted: asyncio.Future[None]
 
@@ -301,33 +301,39 @@ class Driver:
 
     # -- messages -----------------------------------------------------------------------------
 
-    async def send(self, peer: AgentId, message: Message, first: Sequence[Row] = ()) -> None:
-        """Returns when the message is durable here, with the rows in `first`, in one commit."""
+    async def send(
+        self, outgoing: Sequence[tuple[AgentId, Message]], first: Sequence[Row] = ()
+    ) -> None:
+        """Returns when all messages are durable here, with the rows in `first`, in one commit."""
         if (error := self._suspended_by) is not None:
             raise type(error)(error.message, hint=error.hint, **error.data)
         accepted = self._loop.create_future()
         if not self._handed_in:
             # All that are handed in before the loop comes round again share one turn.
             self._loop.call_soon(self._accept)
-        self._handed_in.append(_HandedIn(peer, message, first, accepted))
+        self._handed_in.append(_HandedIn(outgoing, first, accepted))
         await accepted
 
     def _accept(self) -> None:
-        handed_in, self._handed_in = self._handed_in, []
+        """A part of a crowd at a time: the disk writes the first while the next are taken in."""
+        handed_in = self._handed_in[:TURN_SENDS_MAX]
+        self._handed_in = self._handed_in[TURN_SENDS_MAX:]
+        if self._handed_in:
+            self._loop.call_soon(self._accept)
         effects: list[Effect] = []
         now = self._loop.time()
-        for peer, message, first, accepted in handed_in:
+        for outgoing, first, accepted in handed_in:
             if accepted.done():
                 continue  # whoever asked for it has given up
             try:
-                taken = self.mesh.accept(peer, message, now)
+                taken = self.mesh.accept(outgoing, now)
             except MeshError as error:
                 accepted.set_exception(error)
                 continue
-            self._accepting[message.id] = accepted
+            self._accepting[outgoing[-1][1].id] = accepted  # one turn: the last says it for all
             effects += [Persist(row) for row in first]
             effects += taken
-            if message.expires_ms:
+            if any(message.expires_ms for _, message in outgoing):
                 self._house.set()
         self._turn(effects)
 
@@ -616,8 +622,20 @@ class Driver:
 
     def _apply(self, effects: list[Effect]) -> None:
         flush: dict[AgentId, int] = {}
+        reports: list[Effect] = []
         for effect in effects:
+            # Those that every message brings come first: the order of the cases is their cost.
             match effect:
+                case Persist():
+                    pass
+                case ReceiptChanged() | Deliver() | PeerChanged() | CloneFound():
+                    reports.append(effect)
+                case Accepted(_, ident):
+                    waiter = self._accepting.pop(ident, None)
+                    if waiter is not None and not waiter.done():
+                        waiter.set_result(None)
+                case Flush(peer, upto):
+                    flush[peer] = upto
                 case Transmit(link, frame):
                     if not self._transport.send(link, encode(frame)) and self._mesh is not None:
                         self._mesh.not_sent(link, frame, self._loop.time())
@@ -626,39 +644,21 @@ class Driver:
                         self._mesh.dialled(attempt, self._transport.dial(address))
                 case CloseLink(link):
                     self._transport.close_link(link)
-                case Flush(peer, upto):
-                    flush[peer] = upto
-                    self.post.pending(peer)
                 case Load():
                     self.spawn(self._load(effect))
                 case CountUnread():
                     self._count_unread()
-                case Accepted(_, ident):
-                    waiter = self._accepting.pop(ident, None)
-                    if waiter is not None and not waiter.done():
-                        waiter.set_result(None)
         for peer, upto in flush.items():
+            self.post.pending(peer)
             if self._mesh is not None:
                 # In line: frames that wait behind a commit were decided upon before these.
                 self._turn(self._mesh.flush(peer, upto, self._loop.time()))
-        self._report(effects)
+        self._report(reports)
 
-    def _report(self, effects: list[Effect]) -> None:
+    def _report(self, reports: list[Effect]) -> None:
         came = False
-        for effect in effects:
+        for effect in reports:
             match effect:
-                case PeerChanged(peer):
-                    self.log.info("%s is %s", peer.agent, peer.state.value)
-                    self.subscribers.tell(Event("peer", self.view(peer)))
-                    if peer.state in (PeerState.GONE, PeerState.LEFT) and self._mesh is not None:
-                        self.post.pending(peer.agent)
-                case CloneFound(stop, where):
-                    self._clone_found(stop, where)
-                case Deliver(sender, message):
-                    came = True
-                    if self.subscribers:
-                        news = {"from": sender, "id": message.id}
-                        self.subscribers.tell(Event("mail", news))
                 case ReceiptChanged(peer, ident, state, reason):
                     receipt = self.receipts.get(ident)
                     if receipt is not None and receipt.to == peer:  # nobody answers for another
@@ -666,6 +666,18 @@ class Driver:
                     if self.subscribers:
                         news = {"id": ident, "to": peer, "state": state.value, "reason": reason}
                         self.subscribers.tell(Event("receipt", news))
+                case Deliver(sender, message):
+                    came = True
+                    if self.subscribers:
+                        news = {"from": sender, "id": message.id}
+                        self.subscribers.tell(Event("mail", news))
+                case PeerChanged(peer):
+                    self.log.info("%s is %s", peer.agent, peer.state.value)
+                    self.subscribers.tell(Event("peer", self.view(peer)))
+                    if peer.state in (PeerState.GONE, PeerState.LEFT) and self._mesh is not None:
+                        self.post.pending(peer.agent)
+                case CloneFound(stop, where):
+                    self._clone_found(stop, where)
         if came:
             # Everyone who waits holds this very event; who comes later waits for the next one.
             self.mail_came.set()

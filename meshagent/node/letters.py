@@ -23,12 +23,14 @@ _FAILED = frozenset({MessageState.EXPIRED, MessageState.REFUSED, MessageState.CA
 class Receipt:
     """How far a message of ours has come. It is durable: the message stays queued until it ends."""
 
+    __slots__ = ("__weakref__", "_history", "_waiting", "id", "reason", "state", "to")
+
     def __init__(self, ident: str, to: str) -> None:
         self.id = ident
         self.to = to
         self.state = MessageState.QUEUED
         self.reason = ""
-        self._history = [self.state]
+        self._history = [MessageState.QUEUED]
         self._waiting: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:

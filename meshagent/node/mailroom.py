@@ -14,8 +14,8 @@ from meshagent.core.addressing import Known, resolve
 from meshagent.core.messages import (
     RECEIPT_KIND,
     Message,
+    MessageIds,
     MessageState,
-    new_message_id,
     parse_body,
 )
 from meshagent.core.ports import InEntry, InState, LogEntry, OutEntry, Store
@@ -38,7 +38,7 @@ class Mailroom:
 
     def __init__(self, driver: Driver, store: Store, known: Callable[[], Sequence[Known]]) -> None:
         self._driver, self._store, self._known = driver, store, known
-        self._rng = random.SystemRandom()
+        self._ids = MessageIds(random.Random(random.SystemRandom().getrandbits(128)))
 
     # -- sending ------------------------------------------------------------------------------
 
@@ -51,34 +51,40 @@ class Mailroom:
     async def send(
         self,
         to: str,
-        text: str = "",
-        *,
+        *texts: str,
         data: Any = None,
         kind: str = DEFAULT_KIND,
         thread: str = "",
         reply_to: str = "",
         ttl_s: float | None = None,
     ) -> list[Receipt]:
-        """Accept a message for each recipient; durable when this returns."""
+        """Accept each text for each recipient; all are durable when this returns."""
         if kind == RECEIPT_KIND:
             raise UsageError(f"The kind {kind!r} is the mesh's own.", hint="Choose another kind.")
-        now_ms = time.time_ns() // 1_000_000
-        expires_ms = 0 if ttl_s is None else now_ms + int(ttl_s * 1000)
-        sent = []
         recipients = self.recipients(to)
         if self._driver.agent in recipients:
             raise UsageError(
                 f"{to!r} is this agent itself.", hint="Send as another one: --as AGENT"
             )
-        for peer in recipients:
-            message = Message(
-                new_message_id(self._rng), kind, text, now_ms, data, thread, reply_to,
-                expires_ms=expires_ms,
-            )  # fmt: skip
-            receipt = self._driver.receipts[message.id] = Receipt(message.id, peer)
-            await self._driver.send(peer, message)
-            sent.append(receipt)
-        return sent
+        now_ms = time.time_ns() // 1_000_000
+        expires_ms = 0 if ttl_s is None else now_ms + int(ttl_s * 1000)
+        outgoing = [
+            (
+                peer,
+                Message(
+                    self._ids.next(now_ms), kind, text, now_ms, data, thread, reply_to,
+                    expires_ms=expires_ms,
+                ),
+            )
+            for text in texts
+            for peer in recipients
+        ]  # fmt: skip
+        receipts = [Receipt(message.id, peer) for peer, message in outgoing]
+        for receipt in receipts:
+            self._driver.receipts[receipt.id] = receipt
+        if outgoing:
+            await self._driver.send(outgoing)
+        return receipts
 
     async def receipt(self, ident: str) -> dict[str, Any]:
         """How far a message of ours has come."""
@@ -113,14 +119,18 @@ class Mailroom:
     async def inbox(
         self, limit: int = LIST_MAX, unread: bool = False, upto: int | None = None
     ) -> list[dict[str, Any]]:
-        """The newest messages that came (up to a position), oldest of them first."""
-        found: list[dict[str, Any]] = []
-        after = 0
-        while rows := await self._store.inbox(after, SCAN_ROWS, unread=unread):
-            found += [self._in_view(row) for row in rows if upto is None or row.position <= upto]
-            del found[: max(0, len(found) - limit)]
-            after = rows[-1].position
-        return found
+        """The newest messages that came (up to a position), oldest of them first.
+
+        With `unread`, only those that nobody has seen yet.
+        """
+        found: list[dict[str, Any]] = []  # newest first
+        while (left := limit - len(found)) > 0:
+            rows = await self._store.recent(min(left, SCAN_ROWS), upto=upto, unseen=unread)
+            if not rows:
+                break
+            found += [self._in_view(row) for row in reversed(rows)]
+            upto = rows[0].position - 1
+        return found[::-1]
 
     async def newest(self) -> int:
         """The position of the newest message that came."""
@@ -156,10 +166,10 @@ class Mailroom:
         freed = 1 if state in ("done", "parked") and entry.state not in ("done", "parked") else 0
         if state in ("seen", "done"):
             word = Message(
-                new_message_id(self._rng), RECEIPT_KIND, "", now_ms,
+                self._ids.next(now_ms), RECEIPT_KIND, "", now_ms,
                 {"id": entry.id, "state": state},
             )  # fmt: skip
-            await self._driver.send(AgentId(entry.sender), word, [row])
+            await self._driver.send([(AgentId(entry.sender), word)], [row])
             await self._driver.keep([], freed)
         else:
             await self._driver.keep([row], freed)
@@ -169,9 +179,10 @@ class Mailroom:
     ) -> list[dict[str, Any]]:
         """The audit trail, oldest first."""
         agent = self.recipients(peer)[0] if peer else ""
-        rows = await self._store.log(limit, search=search, peer=agent, kind=kind)
-        views = [self._log_view(row) for row in rows]
-        return [view for view in views if view["kind"] != RECEIPT_KIND]
+        rows = await self._store.log(
+            limit, search=search, peer=agent, kind=kind, without=RECEIPT_KIND
+        )
+        return [self._log_view(row) for row in rows]
 
     # -- copies -------------------------------------------------------------------------------
 

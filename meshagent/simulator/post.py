@@ -23,7 +23,7 @@ from meshagent.core.effects import (
     Send,
 )
 from meshagent.core.frames import EPOCH_BYTES, MAIL_ITEMS_MAX, Frame, Mail
-from meshagent.core.messages import Message, MessageState, new_message_id
+from meshagent.core.messages import Message, MessageIds, MessageState
 from meshagent.core.outgoing import Item
 from meshagent.core.types import AgentId
 from meshagent.errors import LimitReached
@@ -45,6 +45,7 @@ class PostNode:
         self.post, self.world, self.name = post, post.world, AgentId(name)
         self.disk = Disk(self.world.rng.randbytes(EPOCH_BYTES))
         self.engine: Delivery | None = None
+        self.ids = MessageIds(self.world.rng)
         self.life = 0
         self.clock_skew_ms = 0
         self.accepted: dict[AgentId, list[str]] = defaultdict(list)
@@ -81,7 +82,7 @@ class PostNode:
             return ""
         now_ms = self.now_ms()
         expires_ms = now_ms + int(ttl_s * 1000) if ttl_s else 0
-        ident = new_message_id(self.world.rng)
+        ident = self.ids.next(now_ms)
         message = Message(ident, kind, text, now_ms, expires_ms=expires_ms)
         try:
             self.perform(self.engine.accept(to, message))

@@ -26,6 +26,11 @@ LIMIT_EXIT_CODE = 6
 IDLE_CPU_S = 0.5  # in two seconds: a node that can't write must not spin
 
 
+def mount(path: str, size: int) -> None:
+    options = ["-t", "tmpfs", "-o", f"size={size}"]
+    subprocess.run(["mount", *options, "none", path], check=True)
+
+
 class SmallDisk(Post):
     """The project's folder has little room."""
 
@@ -34,8 +39,7 @@ class SmallDisk(Post):
         kept = {
             path.name: path.read_bytes() for path in self.folder.path.iterdir() if path.is_file()
         }
-        size = f"size={DISK_BYTES}"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", str(self.project)], check=True)
+        mount(str(self.project), DISK_BYTES)
         self.folder.path.mkdir(mode=0o700)
         for name, content in kept.items():
             path = self.folder.path / name
@@ -189,15 +193,35 @@ def spooling(post: SmallDisk) -> None:
         assert len(kept) < len(wanted)
         post.leave(node)
     else:  # not even its registry file has room
-        assert "space" in node.err
-        assert "Traceback" not in node.err
+        _refused_for_space(node)
     post.free()
     node = post.start("tester")
     post.wait_for_texts(agent, wanted)
 
 
+def joining(post: SmallDisk) -> None:
+    """Wherever the room runs out: a join that fails says why, with exit 6, and later it works."""
+    post.leave(post.start("tester"))
+    post.use_up(leave=0)
+    _refused_for_space(post.join("tester"))
+    post.free()
+    registry = str(post.folder.registry)  # its file comes last, when all others had room
+    mount(registry, 8192)
+    (post.folder.registry / "ballast").write_bytes(b"x" * 8192)
+    _refused_for_space(post.join("tester"))
+    subprocess.run(["umount", registry], check=True)
+    post.start("tester")
+
+
+def _refused_for_space(node: Node) -> None:
+    assert node.wait() == LIMIT_EXIT_CODE, node.told()
+    assert "space" in node.err
+    assert "Traceback" not in node.err
+
+
 SCENARIOS: dict[str, Callable[[SmallDisk], None]] = {
-    each.__name__: each for each in (accepting, receiving, checkpointing, acknowledging, spooling)
+    each.__name__: each
+    for each in (accepting, receiving, checkpointing, acknowledging, spooling, joining)
 }
 
 

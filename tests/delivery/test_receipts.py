@@ -31,6 +31,8 @@ def test_read_gives_seen_and_done_gives_done(shared: Post, pair: tuple[Node, Nod
     assert (read.code, "have a look" in read.out) == (0, True)
     shared.wait_for_state(sender, ident, "seen")
     assert _logged(shared, sender, ident) == "seen"
+    assert ident not in [each["id"] for each in _unread(shared, backend)]
+    assert shared.inbox(backend)[-1]["state"] == "seen"
     assert shared.say(backend, "read", ident, "--json").json["state"] == "seen"
 
     done = shared.say(backend, "done", ident)
@@ -163,6 +165,26 @@ def test_a_bad_span_of_time_is_a_usage_error(shared: Post, pair: tuple[Node, Nod
     for span in ("0", "soon", "-1", "5y"):
         ran = shared.say(pair[0].agent, "send", "backend", "x", f"--ttl={span}")
         assert (ran.code, "span of time" in ran.err) == (2, True)
+
+
+def test_receipts_take_no_place_in_the_log_or_the_inbox(
+    shared: Post, pair: tuple[Node, Node]
+) -> None:
+    sender, backend = (each.agent for each in pair)
+    ids = shared.send(sender, backend, *[f"one of many {number}" for number in range(8)])
+    shared.wait_for_state(sender, ids[-1], "delivered")
+    assert [each["id"] for each in _unread(shared, backend)][-8:] == ids
+    for ident in ids[:6]:
+        shared.ask(backend, "done", ident=ident)
+    shared.wait_for_state(sender, ids[5], "done")
+    for agent in (sender, backend):  # six receipts are newer than any of these
+        logged = shared.say(agent, "log", "--limit", "5", "--json").json
+        assert [each["id"] for each in logged] == ids[-5:]
+    came = shared.say(backend, "inbox", "--limit", "3", "--json").json
+    assert [each["id"] for each in came] == ids[-3:]
+    unread = shared.say(backend, "inbox", "--unread", "--limit", "3", "--json").json
+    assert [each["id"] for each in unread][-2:] == ids[-2:]
+    assert not {each["id"] for each in unread} & set(ids[:6])
 
 
 def _logged(post: Post, agent: str, ident: str) -> str:

@@ -325,6 +325,27 @@ def test_done_never_goes_back_and_the_rest_may(store: Store) -> None:
     live(store, script)
 
 
+def test_the_newest_are_had_without_reading_the_rest(store: Store) -> None:
+    async def script(store: Store) -> None:
+        assert list(await store.recent(3)) == []
+        await store.commit([came(f"m{n}") for n in range(6)])
+        await store.commit([became("m1", "seen"), became("m4", "done"), became("m5", "parked")])
+
+        async def ids(limit: int, upto: int | None = None, unseen: bool = False) -> list[str]:
+            return [each.id for each in await store.recent(limit, upto=upto, unseen=unseen)]
+
+        assert await ids(2) == ["m4", "m5"]
+        assert await ids(9) == [f"m{n}" for n in range(6)]
+        assert await ids(9, unseen=True) == ["m0", "m2", "m3"]
+        assert await ids(2, unseen=True) == ["m2", "m3"]
+        third = (await store.inbox(0, 9))[2].position
+        assert await ids(2, upto=third) == ["m1", "m2"]
+        assert await ids(2, upto=third, unseen=True) == ["m0", "m2"]
+        assert await ids(0) == await ids(9, upto=0) == []
+
+    live(store, script)
+
+
 def test_unread_is_what_nobody_has_dealt_with(store: Store) -> None:
     async def script(store: Store) -> None:
         await store.commit([came(f"m{n}") for n in range(4)])
@@ -394,6 +415,16 @@ def test_the_log_is_filtered_by_peer_and_kind(store: Store) -> None:
         assert {entry.id for entry in await store.log(9, kind="task")} == {"b", "c", "e"}
         assert {entry.id for entry in await store.log(9, kind="task", peer=PEER)} == {"c", "e"}
         assert len(await store.log(1, kind="task")) == 1
+
+    live(store, script)
+
+
+def test_a_kind_that_is_left_out_of_the_log_takes_no_place(store: Store) -> None:
+    async def script(store: Store) -> None:
+        await store.commit([came("a"), out(1, "b")])
+        await store.commit([came(f"r{n}", kind="receipt") for n in range(700)])
+        assert {entry.id for entry in await store.log(2, without="receipt")} == {"a", "b"}
+        assert list(await store.log(9, kind="receipt", without="receipt")) == []
 
     live(store, script)
 

@@ -392,7 +392,9 @@ def test_what_is_asked_often_is_answered_from_an_index(path: Path) -> None:
     asked = {
         "SELECT * FROM outbox WHERE peer = 'x' AND settled = 0 AND seq >= 5 ORDER BY seq LIMIT 9",
         "SELECT min(seq) FROM outbox WHERE peer = 'x' AND settled = 0",
-        "SELECT min(expires_ms) FROM outbox WHERE expires_ms > 0 AND state < 2",
+        "SELECT min(expires_ms) FROM outbox WHERE expires_ms > 0 AND state < 2 AND settled = 0",
+        "SELECT * FROM outbox WHERE settled = 1 AND state < 2",
+        "SELECT * FROM inbox WHERE state = 4 ORDER BY position",
         "UPDATE outbox SET state = 4 WHERE id = 'x' AND peer = 'y' AND state < 4",
         "UPDATE inbox SET state = 3 WHERE id = 'x' AND sender = 'y' AND state < 3",
         "SELECT count(*) FROM inbox WHERE state < 2",
@@ -412,7 +414,7 @@ def test_what_is_asked_often_is_answered_from_an_index(path: Path) -> None:
 def test_a_trail_of_many_pages_is_looked_through_to_its_end(
     path: Path, search: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(texts_module, "PAGE_ROWS", 3)
+    monkeypatch.setattr(texts_module, "PAGE_ROWS_MAX", 3)
     monkeypatch.setattr(texts_module, "INDEX_ROWS", 4)
 
     async def script(store: SqliteStore) -> None:
@@ -481,5 +483,5 @@ def epoch_only(_: object, connection: apsw.Connection) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x94\x01\x02\x03\x04", b"x"])
 def test_a_body_that_says_nothing_is_kept_all_the_same(body: bytes) -> None:
-    assert opening(body) == ("", "", 0)
+    assert opening(body) == ("", "", 0, False)
     assert opening(body + bytes(5_000)) == ("", "", 0)

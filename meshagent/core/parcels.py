@@ -1,0 +1,118 @@
+"""Which messages wait for which attachments, and how each of them ends. Never moves a byte.
+
+A message that names attachments is durable here as soon as it is answered, and is handed out when
+every eager one is here and verified. Then its sender hears `delivered`; or `refused` and why, when
+one of them can never be had; or `expired`, when its time was up first. Invariant: every message
+that is held ends in exactly one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from meshagent.core.attachments import Attachment, AttachmentLimits
+from meshagent.core.messages import Message, MessageState
+from meshagent.core.types import AgentId
+
+__all__ = ["Ended", "Parcels"]
+
+Key = tuple[AgentId, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A message is held no more: handed out when it was delivered, dropped otherwise."""
+
+    sender: AgentId
+    message: Message
+    state: MessageState
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Held:
+    message: Message
+    missing: set[bytes]
+
+
+class Parcels:
+    """The messages of one agent that are not complete."""
+
+    def __init__(self, limits: AttachmentLimits | None = None) -> None:
+        self.limits = limits or AttachmentLimits()
+        self._held: dict[Key, _Held] = {}
+        self._wanted_by: dict[bytes, set[Key]] = {}
+        self._expiries: list[tuple[int, AgentId, str]] = []
+
+    def __contains__(self, sha256: bytes) -> bool:
+        """Whether a held message waits for this blob."""
+        return sha256 in self._wanted_by
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, sender: AgentId, message: Message) -> list[Attachment]:
+        """Keep a message until its attachments are here; those that it waits for."""
+        eager = [each for each in message.attachments if self.limits.is_eager(each)]
+        key = (sender, message.id)
+        self._held[key] = _Held(message, {each.sha256 for each in eager})
+        for each in eager:
+            self._wanted_by.setdefault(each.sha256, set()).add(key)
+        if message.expires_ms:
+            heappush(self._expiries, (message.expires_ms, *key))
+        return eager
+
+    def complete(self) -> list[Ended]:
+        """Those that wait for nothing (any more)."""
+        done = [key for key, held in self._held.items() if not held.missing]
+        return [self._end(key, MessageState.DELIVERED) for key in done]
+
+    def ready(self, sha256: bytes) -> list[Ended]:
+        """A blob is here: the messages that waited for nothing else, in the order they came."""
+        done = []
+        for key in self._in_order(self._wanted_by.pop(sha256, set())):
+            held = self._held[key]
+            held.missing.discard(sha256)
+            if not held.missing:
+                done.append(self._end(key, MessageState.DELIVERED))
+        return done
+
+    def failed(self, sha256: bytes, why: str) -> list[Ended]:
+        """A blob can't be had: the messages that can't be completed without it."""
+        keys = self._in_order(self._wanted_by.pop(sha256, set()))
+        return [self._end(key, MessageState.REFUSED, why) for key in keys]
+
+    def expired(self, now_ms: int) -> list[Ended]:
+        """Those whose time is up."""
+        ended = []
+        while self._expiries and self._expiries[0][0] <= now_ms:
+            _, sender, ident = heappop(self._expiries)
+            if (sender, ident) in self._held:
+                why = "its time was up before its attachments had come"
+                ended.append(self._end((sender, ident), MessageState.EXPIRED, why))
+        return ended
+
+    def next_expiry(self) -> int | None:
+        """When `expired` has something next, at the earliest."""
+        return self._expiries[0][0] if self._expiries else None
+
+    def clear(self) -> None:
+        """Forget everything: it will be read from disk again."""
+        self._held.clear()
+        self._wanted_by.clear()
+        self._expiries.clear()
+
+    def _end(self, key: Key, state: MessageState, reason: str = "") -> Ended:
+        held = self._held.pop(key)
+        for sha256 in held.missing:
+            waiting = self._wanted_by.get(sha256)
+            if waiting is not None:
+                waiting.discard(key)
+                if not waiting:
+                    del self._wanted_by[sha256]
+        return Ended(key[0], held.message, state, reason)
+
+    def _in_order(self, keys: set[Key]) -> Sequence[Key]:
+        return [key for key in self._held if key in keys] if len(keys) > 1 else list(keys)
