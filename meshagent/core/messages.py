@@ -211,8 +211,11 @@ def _is_plain(value: Any) -> bool:
             elif type(each) is dict:
                 below += each.keys()
                 below += each.values()
-            elif type(each) is bytes or (type(each) is float and not math.isfinite(each)):
-                return False
+            elif type(each) is float:
+                if not math.isfinite(each):
+                    return False
+            elif each is not None and type(each) not in (str, int, bool):
+                return False  # bytes, or msgpack's own kind of time
         if not below:
             return True
         layer = below
