@@ -53,6 +53,10 @@ class Parcels:
     def __len__(self) -> int:
         return len(self._held)
 
+    def held(self) -> list[tuple[AgentId, Message]]:
+        """All of them, in the order they came."""
+        return [(sender, held.message) for (sender, _), held in self._held.items()]
+
     def hold(self, sender: AgentId, message: Message) -> list[Attachment]:
         """Keep a message until its attachments are here; those that it waits for."""
         eager = [each for each in message.attachments if self.limits.is_eager(each)]

@@ -7,10 +7,12 @@ message to it names; a blob is held by this agent's own link before anybody hear
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from meshagent.core.attachments import Attachment, grant_words
 from meshagent.core.effects import (
@@ -18,8 +20,8 @@ from meshagent.core.effects import (
     BlobProgress,
     BlobReady,
     CheckAsk,
-    CloseReader,
     ClosePartial,
+    CloseReader,
     Effect,
     FinishBlob,
     OpenPartial,
@@ -29,7 +31,7 @@ from meshagent.core.effects import (
 from meshagent.core.frames import CHUNK_BYTES
 from meshagent.core.identity import verify
 from meshagent.core.types import AgentId
-from meshagent.errors import MeshError, StorageError
+from meshagent.errors import MeshError, StorageError, UsageError
 from meshagent.node.hands import Hands
 from meshagent.node.subscribers import Event
 from meshagent.storage.refusals import Busy, DiskFull, Held, NotHeld, QuotaReached, WrongHash
@@ -39,7 +41,11 @@ if TYPE_CHECKING:
     from meshagent.storage.blobs import BlobStore, Reader, Stored
     from meshagent.storage.partials import Partial
 
-__all__ = ["BLOB_EFFECTS", "Porter"]
+__all__ = ["BLOB_EFFECTS", "Attachable", "Porter"]
+
+Attachable = str | os.PathLike[str] | tuple[str, bytes | BinaryIO]
+"""What can be attached: a path, or a name with bytes or a file that is open for reading."""
+Progress = Callable[[int, int | None], None]
 
 BLOB_EFFECTS = (
     CheckAsk, ReadChunk, CloseReader, OpenPartial, WriteChunk, FinishBlob, ClosePartial,
@@ -56,6 +62,7 @@ class Porter:
         self._partials: dict[bytes, Partial] = {}
         self._readers: dict[tuple[AgentId, int], Reader] = {}
         self._waiting: dict[bytes, list[asyncio.Future[None]]] = {}
+        self._watching: dict[bytes, list[Callable[[int, int], None]]] = {}
 
     async def start(self, driver: Driver) -> None:
         """The node has started."""
@@ -80,9 +87,12 @@ class Porter:
 
     # -- what sessions ask --------------------------------------------------------------------
 
-    async def import_file(self, source: Any, progress: Any = None) -> Stored:
-        """Copy a file or stream into the store, in a thread of its own: it may take a while."""
-        return await asyncio.to_thread(self.blobs.put, source, progress)
+    async def enclose(self, what: Attachable, progress: Progress | None = None) -> tuple[str, str]:
+        """Copy a file, bytes or a stream into the store, as it is now; its name and SHA-256."""
+        name, source = _named(what)
+        # In a thread of its own: a large one must not hold up what others need of us.
+        stored = await asyncio.to_thread(self.blobs.put, source, progress)
+        return name, stored.sha256.hex()
 
     async def describe(self, sha256: bytes) -> Stored:
         """What the store holds under this hash."""
@@ -92,15 +102,27 @@ class Porter:
         """This agent needs the blob from now on; raises NotHeld."""
         await self._writing.ask(partial(self.blobs.keep, sha256, self._holder))
 
-    async def fetch(self, sender: AgentId, attachment: Attachment) -> None:
+    async def fetch(
+        self,
+        sender: AgentId,
+        attachment: Attachment,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
         """Until the blob is here; raises why it can't be had."""
-        if self.blobs.holds(attachment.sha256, attachment.size):
-            await self.keep(attachment.sha256)
+        sha256 = attachment.sha256
+        if self.blobs.holds(sha256, attachment.size):
+            await self.keep(sha256)
             return
         arrived = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(attachment.sha256, []).append(arrived)
-        self._driver.fetch(sender, attachment)
-        await arrived
+        self._waiting.setdefault(sha256, []).append(arrived)
+        if progress is not None:
+            self._watching.setdefault(sha256, []).append(progress)
+        try:
+            self._driver.fetch(sender, attachment)
+            await arrived
+        finally:
+            if progress is not None and progress in self._watching.get(sha256, ()):
+                self._watching[sha256].remove(progress)
 
     async def tidy(self, needed: set[bytes]) -> None:
         """Let go of what no message of this agent names, and of what nobody needs."""
@@ -143,6 +165,8 @@ class Porter:
             case BlobFailed(sha256, why):
                 self._settle(sha256, why)
             case BlobProgress(sha256, received, size):
+                for watcher in self._watching.get(sha256, ()):
+                    watcher(received, size)
                 if self._driver.subscribers:
                     news = {"sha256": sha256.hex(), "received": received, "size": size}
                     self._driver.subscribers.tell(Event("progress", news))
@@ -200,10 +224,13 @@ class Porter:
     def _held_up(self, sha256: bytes, error: Exception) -> None:
         known = isinstance(error, MeshError)
         reason = "the disk is full" if isinstance(error, DiskFull) else str(error)
-        self._driver.log.warning("an attachment waits: %s", error, exc_info=None if known else error)
+        self._driver.log.warning(
+            "an attachment waits: %s", error, exc_info=None if known else error
+        )
         self._driver.blob(self._driver.transfer.held_up, sha256, reason)
 
     def _settle(self, sha256: bytes, why: str | None) -> None:
+        self._watching.pop(sha256, None)
         for each in self._waiting.pop(sha256, ()):
             if each.done():
                 continue
@@ -260,6 +287,21 @@ class Porter:
         if error is not None:
             self._driver.log.warning("a chunk can't be read: %s", error)
         self._driver.blob(self._driver.transfer.chunk_read, peer, pull, index, data)
+
+
+def _named(what: Attachable) -> tuple[str, Path | BinaryIO]:
+    match what:
+        case (str() as name, bytes() | bytearray() | memoryview() as data):
+            return name, io.BytesIO(data)
+        case (str() as name, stream) if hasattr(stream, "read"):
+            return name, stream
+        case str() | os.PathLike():
+            path = Path(what)
+            return path.name, path
+    raise UsageError(
+        f"{what!r} can't be attached.",
+        hint='Give a path, or a name with bytes or an open file: ("shot.png", data).',
+    )
 
 
 def _ignore(result: Any, error: Exception | None) -> None:

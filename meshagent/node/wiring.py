@@ -24,6 +24,7 @@ from pathlib import Path
 
 from meshagent._version import __version__
 from meshagent.core.addressing import Known
+from meshagent.core.attachments import AttachmentLimits
 from meshagent.core.identity import MeshSecret
 from meshagent.core.ports import Announcement, Discovery
 from meshagent.core.records import HOST_CHARACTERS_MAX
@@ -34,8 +35,9 @@ from meshagent.node.control import ControlServer
 from meshagent.node.driver import Driver, Profile
 from meshagent.node.local_post import FolderPost
 from meshagent.node.mailroom import Mailroom
+from meshagent.node.porter import Porter
 from meshagent.node.snapshots import keep_snapshots
-from meshagent.session import runtime_folder
+from meshagent.session import open_blobs, runtime_folder
 from meshagent.storage.agents import AgentFolder, list_agents
 from meshagent.storage.files import mapped_errors
 from meshagent.storage.folder import MeshFolder
@@ -159,9 +161,15 @@ def _assemble(
         Spool(mesh.spool, identity.agent), store, identity, secret.mesh_id,
         lambda peer: (mesh.agents / peer).is_dir(),
     )  # fmt: skip
+    blobs = open_blobs(mesh, settings)
+    porter = Porter(blobs, agent.folder.path / "blobs", lambda peer: (mesh.agents / peer).is_dir())
     room = partial(_free_bytes, agent.folder.path)
-    driver = Driver(profile, transport, store, discoveries, log, post, room=room)
-    return driver, Mailroom(driver, store, lambda: _known(mesh, driver))
+    limits = AttachmentLimits(
+        settings.bytes_of("attachments_eager"), settings.bytes_of("attachments_each"),
+        settings.attachments_count, settings.attachments_types,
+    )  # fmt: skip
+    driver = Driver(profile, transport, store, discoveries, log, post, porter, limits, room=room)
+    return driver, Mailroom(driver, store, porter, lambda: _known(mesh, driver))
 
 
 def _free_bytes(folder: Path) -> int:
