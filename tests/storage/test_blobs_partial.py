@@ -206,6 +206,23 @@ def test_a_file_that_was_attached_here_meanwhile_is_kept(store: BlobStore, tmp_p
     assert store.usage() == len(DATA)
 
 
+def test_a_blob_that_came_while_we_took_the_lock_is_found(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = store._refuse_if_held, [0]
+
+    def refuse(sha256: bytes, size: int) -> None:
+        real(sha256, size)
+        calls[0] += 1
+        if calls[0] == 1:
+            BlobStore(store.root).put(io.BytesIO(DATA))
+
+    monkeypatch.setattr(store, "_refuse_if_held", refuse)
+    with pytest.raises(Held):
+        store.begin(SHA, len(DATA))
+    assert files_in(store.root) == blobs_in(store)
+
+
 # What a power cut may leave -----------------------------------------------------------------------
 
 

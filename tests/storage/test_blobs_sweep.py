@@ -214,6 +214,31 @@ def test_a_link_that_is_kept_anew_while_it_is_dropped_stays(
     assert (holder / SHA.hex()).samefile(store.path(SHA))
 
 
+def test_a_name_that_a_dying_sweep_took_is_given_back_by_the_link(
+    store: BlobStore, holder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store)
+    real = Shelf.link_over
+
+    def link_over(self: Shelf, name: str, target: Shelf, new_name: str) -> None:
+        real(self, name, target, new_name)
+        store.path(SHA).unlink()
+
+    monkeypatch.setattr(Shelf, "link_over", link_over)
+    store.keep(SHA, holder)
+    assert store.path(SHA).samefile(holder / SHA.hex())
+
+
+def test_a_blob_that_was_received_long_after_it_began_is_young(store: BlobStore) -> None:
+    with store.begin(SHA, len(DATA)) as partial:
+        partial.write(DATA)
+        data = store.root / "partial" / f"{SHA.hex()}.{len(DATA)}.data"
+        os.utime(data, (0, 0))
+        partial.finish()
+    assert store.sweep().count == 0
+    assert store.holds(SHA)
+
+
 def test_what_is_stored_again_is_young_again(store: BlobStore) -> None:
     put(store)
     found = store.path(SHA).stat()
