@@ -223,6 +223,22 @@ def test_a_blob_that_came_while_we_took_the_lock_is_found(
     assert files_in(store.root) == blobs_in(store)
 
 
+def test_a_lock_on_a_journal_that_is_gone_is_no_lock(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = partials.try_lock, [0]
+
+    def try_lock(descriptor: int) -> bool:
+        calls[0] += 1
+        if calls[0] == 1:  # its holder ends between our opening and our locking
+            journal_file(store).unlink()
+        return real(descriptor)
+
+    monkeypatch.setattr(partials, "try_lock", try_lock)
+    with store.begin(SHA, len(DATA)), pytest.raises(Busy):
+        store.begin(SHA, len(DATA))
+
+
 # What a power cut may leave -----------------------------------------------------------------------
 
 

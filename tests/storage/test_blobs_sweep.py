@@ -13,7 +13,7 @@ from storage.blob_files import LATER, assert_private, blobs_in, files_in, noise,
 
 from meshagent.errors import StorageError
 from meshagent.storage import shelves, sweeping
-from meshagent.storage.blobs import CHUNK_BYTES, BlobStore
+from meshagent.storage.blobs import CHUNK_BYTES, BlobStore, Reader
 from meshagent.storage.refusals import NotHeld
 from meshagent.storage.shelves import Shelf
 from meshagent.storage.sweeping import DAY_S, GRACE_S, PARTIAL_DAYS, Swept
@@ -408,6 +408,23 @@ def test_a_damaged_blob_is_moved_aside_and_received_anew(
     assert (holder / SHA.hex()).samefile(store.path(SHA))
     store.sweep(later())
     assert files_in(store.root) == blobs_in(store)
+
+
+def test_a_blob_that_was_replaced_while_it_was_verified_stays(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store)
+    store.path(SHA).write_bytes(b"damaged")
+    real = Reader.digest
+
+    def digest(self: Reader) -> bytes:
+        found = real(self)
+        put(store)
+        return found
+
+    monkeypatch.setattr(Reader, "digest", digest)
+    assert not store.verify(SHA)
+    assert read_all(store, SHA) == DATA
 
 
 def test_a_blob_that_the_disk_can_not_read_is_damaged(
