@@ -226,17 +226,21 @@ def test_a_blob_that_came_while_we_took_the_lock_is_found(
 def test_a_lock_on_a_journal_that_is_gone_is_no_lock(
     store: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = partials.try_lock, [0]
+    real, others = partials.try_lock, []
 
     def try_lock(descriptor: int) -> bool:
-        calls[0] += 1
-        if calls[0] == 1:  # its holder ends between our opening and our locking
+        if not others:  # between our opening and our locking, its holder ends and another begins
+            others.append(None)
             journal_file(store).unlink()
+            others.append(BlobStore(store.root).begin(SHA, len(DATA)))
         return real(descriptor)
 
     monkeypatch.setattr(partials, "try_lock", try_lock)
-    with store.begin(SHA, len(DATA)), pytest.raises(Busy):
+    with pytest.raises(Busy):
         store.begin(SHA, len(DATA))
+    others[1].write(DATA)
+    others[1].finish()
+    assert read_all(store, SHA) == DATA
 
 
 # What a power cut may leave -----------------------------------------------------------------------
