@@ -4,7 +4,7 @@ Wanted blobs stand in line; a few are active: the eldest, then the smallest. An 
 its partial, which says how much is there already, and asks one source for the rest, in order. The
 window is credit: a chunk uses it from the moment it may be sent until it is written, so a slow
 disk slows its sources, and all pulls together never have more than `window_max` chunks on links
-and in memory. The free part of the window goes to the pull that holds least of it.
+and in memory. Each active pull has an equal share of it.
 
 When a source stalls, leaves, is busy or lacks the blob, another goes on at the next chunk. Wrong
 contents show only at the end: a single contributor is never asked for that blob again; after
@@ -67,7 +67,9 @@ class PullingConfig:
     wanted_max: int = 100_000
     """Blobs wanted in all; beyond it `want` refuses."""
     window_max: int = 16
-    """Chunks under way for all pulls: 4 MiB, so that a text behind them waits little."""
+    """Chunks under way for all pulls: 4 MiB, so that a text behind them waits little.
+
+    At least `active_max`, or some would have no share."""
     window_per_pull_max: int = 12
     """The same for one pull; the rest lets a newcomer begin at once."""
     stall_s: float = 30.0
@@ -362,7 +364,7 @@ class Pulling:
         return self._go_on(now)
 
     def _share_out(self, now: float) -> list[Effect]:
-        """Give the free part of the window to those who hold least of it."""
+        """Give the free part of the window to those who hold less than an equal share."""
         config = self._config
         hungry = [
             each
@@ -373,8 +375,6 @@ class Pulling:
             return []
         share = max(1, min(config.window_per_pull_max, config.window_max // len(hungry)))
         step = max(1, share // 4)  # one BlobMore for a few chunks
-        if len(hungry) > 1:
-            hungry.sort(key=_held)
         effects: list[Effect] = []
         for want in hungry:
             free = min(config.window_max - self._held, share - want.held, want.chunks - want.upto)
@@ -592,7 +592,3 @@ class Pulling:
 
     def _pause_s(self, failures: int, longest_s: float) -> float:
         return backoff_s(failures - 1, self._config.pause_s, longest_s, self._rng)
-
-
-def _held(want: Want) -> int:
-    return want.held

@@ -246,12 +246,15 @@ def test_an_endless_row_of_small_blobs_does_not_starve_a_large_one() -> None:
     bulk = Bulk(4, [0, 1])
     with transcript(bulk):
         bulk.link(A, B)
-        large = pull_one(bulk, 400, [B])
-        for _ in range(300):
-            for _ in range(6):
+        for _ in range(50):
+            pull_one(bulk, 2, [B])
+        large = pull_one(bulk, 50, [B])
+        for _ in range(40):
+            for _ in range(15):
                 pull_one(bulk, 2, [B])
             bulk.world.run(0.02)
         assert large in bulk.nodes[A].ready
+        assert len(bulk.nodes[A].wanted) > len(bulk.nodes[A].ready) + 100, "the row never ended"
 
 
 def test_one_blob_alone_fills_the_link() -> None:
@@ -262,6 +265,16 @@ def test_one_blob_alone_fills_the_link() -> None:
         took = bulk.world.run_until(bulk.settled, 60.0, step_s=0.01)
         assert took <= 1.25 * 2000 * bulk.chunk_s
         assert bulk.moved == 2000
+
+
+def test_blobs_that_are_pulled_at_once_get_equal_parts() -> None:
+    bulk = Bulk(8, [0, 1])
+    with transcript(bulk):
+        bulk.link(A, B)
+        names = [pull_one(bulk, 500, [B]) for _ in range(4)]
+        bulk.world.run(0.8)
+        parts = [bulk.nodes[A].store.received(each) for each in names]
+        assert min(parts) > 0.8 * max(parts) > 0
 
 
 def test_two_pullers_get_equal_parts_of_one_source() -> None:
