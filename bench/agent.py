@@ -25,6 +25,7 @@ __all__ = ["features"]
 DRAIN_TIMEOUT_S = 600.0
 DELIVERY_TIMEOUT_S = 300.0
 POLL_S = 0.005
+TEXTS_A_CALL = 1000  # of `send_many`: a commit's worth; a program has not all of its texts at once
 TEXTS_MAX = 20_000  # while a transfer runs: more would say nothing more
 
 
@@ -57,13 +58,17 @@ class Agent:
         return await _seconds(*(one_after_the_other() for _ in range(coroutines)))
 
     async def many(self, to: str, count: int, size: int) -> float:
-        """As `burst`, the bulk way."""
+        """As `burst`, the bulk way: so many texts a call, and then all receipts."""
+        texts = ["x" * size] * count
 
-        async def all_at_once() -> None:
-            for receipt in await self.node.send_many(to, ["x" * size] * count):
+        async def call_after_call() -> None:
+            receipts: list[Any] = []
+            for first in range(0, count, TEXTS_A_CALL):
+                receipts += await self.node.send_many(to, texts[first : first + TEXTS_A_CALL])
+            for receipt in receipts:
                 await receipt.delivered(DELIVERY_TIMEOUT_S)
 
-        return await _seconds(all_at_once())
+        return await _seconds(call_after_call())
 
     async def queue(self, to: str, count: int, size: int, coroutines: int) -> float:
         """Seconds until all are durable here, whether or not anybody receives them."""

@@ -57,7 +57,7 @@ class Child:
                 bufsize=0, start_new_session=True,
             )  # fmt: skip
         self.ready: Any = None
-        self._is_ready = False
+        self._is_ready, self._unanswered = False, 0
 
     def __enter__(self) -> Child:
         return self
@@ -82,21 +82,25 @@ class Child:
         self.wait_ready()
         assert self.process.stdin is not None
         line = json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n"
+        self._unanswered += 1
         with contextlib.suppress(BrokenPipeError):  # `answer` tells why it has died
             self.process.stdin.write(line)
 
     def answer(self, within_s: float = ANSWER_TIMEOUT_S) -> Any:
         """The next outcome."""
         said = json.loads(self._line(within_s))
+        self._unanswered = max(0, self._unanswered - 1)
         if "error" in said:
             raise ChildFailed(f"{self._module}: {said['error']}\n{self._told()}")
         return said["value"]
 
     def close(self) -> None:
-        """End it: by the end of its input, else by force."""
+        """End it: by the end of its input; by force when it is busy, or does not listen."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
+        if self._unanswered:  # somebody pressed Ctrl-C in the middle of a round
+            self.kill()
         try:
             self.process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,8 @@ def _show(report: dict[str, Any], comparisons: list[Comparison], common: Common)
 
     from meshagent.bench.tables import print_check, print_report
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # no character may cost minutes of measuring
     console = Console(width=terminal_width() if sys.stdout.isatty() else PIPE_WIDTH)
     print_report(console, report)
     if "check" in report:
