@@ -168,7 +168,7 @@ class Delivery:
         self._pending = 0
         self._withdrawn: dict[str, MessageState] = {}
         self._withdrawn_count = withdrawn
-        self.parcels = parcels or Parcels()
+        self.parcels = Parcels() if parcels is None else parcels  # an empty one is false
         self.taken = set(taken)
         """Ids of ours that their recipients have and fetch the attachments of."""
         self._ids = MessageIds(rng)
