@@ -121,6 +121,8 @@ class Porter:
             self._driver.fetch(sender, attachment)
             await arrived
         finally:
+            if arrived in self._waiting.get(sha256, ()):
+                self._waiting[sha256].remove(arrived)
             if progress is not None and progress in self._watching.get(sha256, ()):
                 self._watching[sha256].remove(progress)
 
