@@ -74,8 +74,8 @@ def test_a_fetch_that_is_given_up_leaves_no_session_behind(courier: Courier) -> 
     file = courier.file(2 * MIB)
     ident = courier.send_files(sender.agent, receiver.agent, [file])
     courier.wait_for_message(receiver.agent, ident)
-    sender.end()
-    receiver.wait_for_peer(sender.agent, "gone")
+    courier.leave(sender)
+    receiver.wait_for_peer(sender.agent, "left")
     folder = Path(f"/proc/{receiver.pid}/fd")
     before = len(list(folder.iterdir()))
     fetches = [
