@@ -1,11 +1,12 @@
-"""What all benchmarks share: interleaved rounds, a median with its spread, facts of the machine.
+"""What all questions share: interleaved rounds, a median with its spread, facts of the machine.
 
 Measures nothing by itself. Invariant: in each round every case runs once, in an order that turns,
-so that a machine that grows slower is unfair to nobody.
+so that a machine that grows slower is unfair to nobody; and a ratio is taken within a round.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -13,9 +14,33 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
-__all__ = ["Spread", "interleave", "machine_facts", "spread_of"]
+__all__ = [
+    "Extent",
+    "Setting",
+    "Spread",
+    "interleave",
+    "machine_facts",
+    "percentile",
+    "ratio_of",
+    "spread_of",
+    "spreads_of",
+]
+
+Extent = Literal["tiny", "quick", "full"]
+Round = TypeVar("Round")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a question is to be asked."""
+
+    extent: Extent
+    folder: Path
+    """An empty folder on the disk that is measured."""
+    compare: frozenset[str]
+    """The contestants that are wanted, installed or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +65,61 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values), len(values))
 
 
-def interleave(cases: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Run every case in every round; the figures of a case are in the order of the rounds."""
-    figures: dict[str, list[float]] = {name: [] for name in cases}
+def spreads_of(rounds: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    """The spread of each figure, over rounds that all took the same figures."""
+    return {name: spread_of([each[name] for each in rounds]) for name in rounds[0]}
+
+
+def ratio_of(above: Sequence[float], below: Sequence[float]) -> Spread:
+    """The ratio within each round: what slowed one round slowed both sides of it."""
+    return spread_of([over / under for over, under in zip(above, below, strict=True)])
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of the values does not exceed."""
+    assert values, "no values"
+    assert 0 < share <= 1, share
+    return sorted(values)[math.ceil(share * len(values)) - 1]
+
+
+def interleave(
+    cases: Mapping[str, Callable[[], Round]], rounds: int, warm_up: int = 0
+) -> dict[str, list[Round]]:
+    """Run every case in every round; the figures of a case are in the order of the rounds.
+
+    The first `warm_up` rounds run like the others, and what they yield is dropped.
+    """
+    assert rounds > 0, rounds
+    figures: dict[str, list[Round]] = {name: [] for name in cases}
     names = list(cases)
-    for turn in range(rounds):
+    for turn in range(warm_up + rounds):
         first = turn % len(names)
         for name in [*names[first:], *names[:first]]:
             figures[name].append(cases[name]())
-    return figures
+    return {name: values[warm_up:] for name, values in figures.items()}
 
 
-def machine_facts() -> dict[str, Any]:
+def machine_facts(folder: Path | None = None) -> dict[str, Any]:
     """What a reader needs to judge a figure."""
+    import apsw
     import zmq
 
     from meshagent import __version__
+    from meshagent.storage.mounts import mounted_filesystem
 
     return {
         "meshagent": __version__,
         "python": platform.python_version(),
         "libzmq": zmq.zmq_version(),
+        "sqlite": apsw.sqlite_lib_version(),
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "load_before": os.getloadavg()[0],
         "editable_install": _is_editable(),
+        "disk": None if folder is None else str(folder),
+        "filesystem": None if folder is None else mounted_filesystem(folder),
     }
 
 

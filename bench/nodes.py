@@ -139,11 +139,12 @@ class NodeProcess:
 class NodeProcesses:
     """Starts nodes, reads all of them in one thread, and ends them."""
 
-    def __init__(self) -> None:
-        # A short path: sockets live below it, and the kernel allows them about 100 characters.
-        self.folder = Path(tempfile.mkdtemp(prefix="ma-"))
+    def __init__(self, disk: Path | None = None) -> None:
+        # A short path: sockets live in it, and the kernel allows them about 100 characters.
+        self._run = Path(tempfile.mkdtemp(prefix="ma-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="ma-", dir=disk))
         self.nodes: list[NodeProcess] = []
-        for name in ("home", "data", "run"):
+        for name in ("home", "data"):
             (self.folder / name).mkdir(mode=0o700)
         self._news = threading.Condition()
         self._selector = selectors.DefaultSelector()
@@ -164,7 +165,7 @@ class NodeProcesses:
         kept |= {
             "HOME": str(self.folder / "home"),
             "XDG_DATA_HOME": str(self.folder / "data"),
-            "XDG_RUNTIME_DIR": str(self.folder / "run"),
+            "XDG_RUNTIME_DIR": str(self._run),
         }
         return kept if anywhere else kept | {"MESHAGENT_LISTEN": "127.0.0.1"}
 
@@ -251,6 +252,7 @@ class NodeProcesses:
             node.process.stdout.close()
         os.close(self._wake)
         shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self._run, ignore_errors=True)
 
     def _read(self) -> None:
         while True:

@@ -1,111 +1,72 @@
-"""What a backlog costs: messages for an absent peer, then its return; next to live delivery.
+"""What does a backlog cost: messages for an absent peer, then its return?
 
-    python -m meshagent.bench.replay [--messages 100000] [--json]
-
-One sender in this process, one recipient as a process of its own, over loopback with CURVE, both
-synced. Live and replayed messages are the same, so the ratio of their rates is the figure.
+Live and replayed messages are the same, between the same two agents, so the ratio of their rates
+is the figure. The drain is counted from the recipient's start as a process to the sender's last
+acknowledgement, and separately from the moment at which it has joined.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
-import statistics
 import time
-from pathlib import Path
-from typing import Any
+from contextlib import ExitStack
 
-from meshagent.bench.harness import machine_facts
-from meshagent.bench.nodes import NodeProcesses
+from meshagent.bench.answers import Answer, Headline
+from meshagent.bench.harness import Setting, ratio_of, spread_of, spreads_of
+from meshagent.bench.pair import MeshPair
 
-__all__ = ["main", "measure"]
+__all__ = ["measure"]
 
-MESSAGES = 100_000
-TEXT = "x" * 200
-SENDERS = 500  # coroutines that each wait for their own message to be safe
-SAMPLE = 1000
-DRAIN_TIMEOUT_S = 600.0
-
-
-def measure(messages: int) -> dict[str, Any]:
-    """Live rate, latency of `send` at both ends of a growing backlog, memory, and the drain."""
-    with NodeProcesses() as nodes:
-        project = nodes.init("replay")
-        figures = asyncio.run(_measure(nodes, project, messages))
-    return {"machine": machine_facts(), "replay": figures}
+SIZE = 200
+COROUTINES = 500
+REPLAY_TO_LIVE_BAR = 0.8
+AMOUNTS = {"tiny": (1, (50,)), "quick": (1, (10_000,)), "full": (3, (10_000, 100_000))}
+"""Rounds, and the backlog's sizes."""
+LIVE_SHARE = 5  # of a backlog, so many times fewer are sent live: enough for a rate
+LIVE_MAX = 10_000
 
 
-async def _measure(nodes: NodeProcesses, project: Path, messages: int) -> dict[str, Any]:
-    import meshagent
+def measure(setting: Setting) -> Answer:
+    """Rates, memory and the ratio, for each size of backlog."""
+    answer = Answer()
+    rounds, sizes = AMOUNTS[setting.extent]
+    for size in sizes:
+        figures = []
+        for number in range(rounds):
+            with ExitStack() as stack:
+                folder = setting.folder / f"replay-{size}-{number}"
+                figures.append(_round(stack.enter_context(MeshPair(folder)), size))
+        answer.cases[f"meshagent, {size} messages"] = spreads_of(figures)
+        live = [each["live_per_s"] for each in figures]
+        replayed = [each["replay_per_s"] for each in figures]
+        answer.headlines.append(
+            Headline(
+                f"replay.{size}_to_live", ratio_of(replayed, live), "higher", bar=REPLAY_TO_LIVE_BAR
+            )
+        )
+        for who in ("sender", "recipient"):
+            name = f"{who}_grew_mib"
+            grown = spread_of([each[name] for each in figures])
+            answer.headlines.append(Headline(f"replay.{size}_{name}", grown, "lower", unit="MiB"))
+    return answer
 
-    async with meshagent.join(
-        role="sender", dir=project, listen="127.0.0.1", discovery="file"
-    ) as sender:
-        recipient = await asyncio.to_thread(nodes.join, project, "recipient", "--discovery", "file")
-        live_s, _ = await _send(sender, recipient.agent, messages // 5)
-        live_s += await _drained(sender)
-        await asyncio.to_thread(nodes.end, recipient)
-        before = _rss_mib()
-        _, latencies = await _send(sender, recipient.agent, messages)
-        grown = _rss_mib() - before
-        again = await asyncio.to_thread(nodes.join, project, "recipient", "--discovery", "file")
-        drain_s = await _drained(sender)
-        assert again.agent == recipient.agent
+
+def _round(pair: MeshPair, messages: int) -> dict[str, float]:
+    live = max(1, min(messages // LIVE_SHARE, LIVE_MAX))
+    warm = max(1, live // LIVE_SHARE)
+    pair.ask("burst", count=warm, size=SIZE, coroutines=COROUTINES)
+    live_s = pair.ask("burst", count=live, size=SIZE, coroutines=COROUTINES)
+    pair.recipient_leaves()
+    before = pair.sender.ask("memory")
+    queued_s = pair.ask("queue", count=messages, size=SIZE, coroutines=COROUTINES)
+    began = time.monotonic()
+    pair.recipient_returns()
+    joined, fresh = time.monotonic(), pair.recipient.ask("memory")
+    ended = pair.sender.ask("drained")
     return {
-        "messages": messages,
-        "live_per_s": round(messages // 5 / live_s),
-        "replay_per_s": round(messages / drain_s),
-        "replay_to_live": round(messages / drain_s / (messages // 5 / live_s), 2),
-        "send_ms_first": round(1000 * statistics.median(latencies[:SAMPLE]), 3),
-        "send_ms_last": round(1000 * statistics.median(latencies[-SAMPLE:]), 3),
-        "sender_rss_grown_mib": round(grown, 1),
+        "live_per_s": live / live_s,
+        "queued_per_s": messages / queued_s,
+        "replay_per_s": messages / max(ended - joined, 1e-6),
+        "start_to_drained_s": ended - began,
+        "sender_grew_mib": pair.sender.ask("memory") - before,
+        "recipient_grew_mib": pair.recipient.ask("memory") - fresh,
     }
-
-
-async def _send(sender: Any, to: str, messages: int) -> tuple[float, list[float]]:
-    """How long until all were safe here, and each one's latency in the order they ended."""
-    latencies: list[float] = []
-    left = iter(range(messages))
-
-    async def one_after_the_other() -> None:
-        for _ in left:
-            started = time.perf_counter()
-            await sender.send(to, TEXT)
-            latencies.append(time.perf_counter() - started)
-
-    started = time.perf_counter()
-    await asyncio.gather(*(one_after_the_other() for _ in range(SENDERS)))
-    return time.perf_counter() - started, latencies
-
-
-async def _drained(sender: Any) -> float:
-    """How long until nothing waits any more."""
-    started = time.perf_counter()
-    async with asyncio.timeout(DRAIN_TIMEOUT_S):
-        while sum(sender.status()["outbox"].values()):  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.01)
-    return time.perf_counter() - started
-
-
-def _rss_mib() -> float:
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) / 1024
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=MESSAGES)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    figures = measure(given.messages)
-    if given.json:
-        print(json.dumps(figures))
-        return
-    for name, value in figures["replay"].items():
-        print(f"{name:<22}{value}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,58 +1,88 @@
-"""What a mesh costs as it grows: real nodes on loopback, in a temporary mesh.
+"""What does a mesh cost as it grows?
 
-    python -m meshagent.bench.scale --nodes 2,10,25,50 [--window 20] [--json]
-
-For each size: start-up until all see all, then, after settling, the processor time, the memory
-and the frames of a node that has nothing to do. Linux only: the figures are the kernel's.
+Real nodes on loopback, in a temporary mesh. For each size: start-up until all see all, then, after
+settling, the processor time, the memory and the frames of nodes that have nothing to do. Linux
+only: the figures are the kernel's. With --full also the membership protocol alone, simulated.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 import shutil
 import subprocess
 import sys
 import time
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
-from meshagent.bench.harness import machine_facts, spread_of
+from meshagent.bench.answers import Answer, Headline
+from meshagent.bench.harness import Setting, Spread, spread_of
 from meshagent.bench.nodes import NodeProcess, NodeProcesses
 
-__all__ = ["main", "measure"]
+__all__ = ["measure"]
 
-SIZES = "2,10,25,50"
-WINDOW_S = 20.0  # the shortest over which a node's half percent of a core is told from noise
-SETTLE_S = 10.0  # gossip of the start has died down, every probe order has been used
 START_TIMEOUT_S = 120.0
+IDLE_PERCENT_BAR = 15.0  # of one core, for all nodes of the mesh of 25 together
+BAR_NODES = 25
 MIB = 1024 * 1024
+SIMULATED_WINDOW_S = 10.0
 
 
-def measure(sizes: list[int], window_s: float) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much is measured.
+
+    A window of 20 s is the shortest over which a node's half percent of a core is told from noise;
+    after 10 s the gossip of the start has died down. A quick look settles for less.
+    """
+
+    nodes: tuple[int, ...]
+    settle_s: float
+    window_s: float
+    simulated: tuple[int, ...] = ()
+
+
+AMOUNTS = {
+    "tiny": Amount((2,), 0.0, 0.5, (10,)),
+    "quick": Amount((2, 25), 3.0, 5.0, (100,)),
+    "full": Amount((2, 10, 25, 50), 10.0, 20.0, (100, 1_000, 10_000)),
+}
+
+
+def measure(setting: Setting) -> Answer:
     """The figures for every size."""
-    facts = machine_facts()
-    return {"machine": facts, "scale": [_measure_size(size, window_s) for size in sizes]}
+    answer, amount = Answer(), AMOUNTS[setting.extent]
+    if sys.platform == "linux":
+        for size in amount.nodes:
+            figures = _measure_size(setting.folder, size, amount)
+            answer.cases[f"{size} nodes"] = figures
+            if size == BAR_NODES:
+                used = figures["idle_cpu_percent_in_all"]
+                bar = IDLE_PERCENT_BAR
+                answer.headlines.append(
+                    Headline(f"scale.{size}_idle_cpu", used, "lower", unit="% of a core", bar=bar)
+                )
+    else:
+        answer.leave_out("real nodes", "the figures are read from Linux's /proc")
+    for size in amount.simulated:
+        answer.cases[f"{size} nodes, simulated"] = _simulate(size)
+    return answer
 
 
-def _measure_size(size: int, window_s: float) -> dict[str, Any]:
-    with NodeProcesses() as nodes:
+def _measure_size(folder: Path, size: int, amount: Amount) -> dict[str, Spread]:
+    with NodeProcesses(folder) as nodes:
         members, times = _start(nodes, size)
-        time.sleep(SETTLE_S)
-        idle = _idle(members, window_s)
+        time.sleep(amount.settle_s)
+        idle = _idle(members, amount.window_s)
         memory = [member.memory() for member in members]
-    return {
-        "nodes": size,
-        **times,
-        **idle,
-        **{
-            f"{kind}_mib": spread_of([each[kind] / MIB for each in memory]).as_json()
-            for kind in ("rss", "pss", "uss")
-        },
+    sizes = {
+        f"{kind}_mib": spread_of([each[kind] / MIB for each in memory])
+        for kind in ("rss", "pss", "uss")
     }
+    return times | idle | sizes
 
 
-def _start(nodes: NodeProcesses, size: int) -> tuple[list[NodeProcess], dict[str, Any]]:
+def _start(nodes: NodeProcesses, size: int) -> tuple[list[NodeProcess], dict[str, Spread]]:
     project = nodes.init("scale")
     members = [
         nodes.start(project, "worker", "--name", f"w{number}", "--discovery", "file")
@@ -60,14 +90,13 @@ def _start(nodes: NodeProcesses, size: int) -> tuple[list[NodeProcess], dict[str
     ]
     nodes.until(lambda: all(each.joined for each in members), START_TIMEOUT_S, "all have joined")
     last_joined = max(each.started + each.joined_after_s for each in members)
-    cpu_joined = [each.cpu_s() for each in members]
     pairs = size * (size - 1)
     nodes.until(lambda: _alive(members) == pairs, START_TIMEOUT_S, "all see all")
+    converged = max(0.0, _last_event(members) - last_joined)
     return members, {
-        "first_start_to_last_joined_s": last_joined - members[0].started,
-        "last_joined_to_all_see_all_s": max(0.0, _last_event(members) - last_joined),
-        "cpu_until_joined_s": spread_of(cpu_joined).as_json(),
-        "cpu_until_all_see_all_s": spread_of([each.cpu_s() for each in members]).as_json(),
+        "first_start_to_last_joined_s": spread_of([last_joined - members[0].started]),
+        "last_joined_to_all_see_all_s": spread_of([converged]),
+        "cpu_until_all_see_all_s": spread_of([each.cpu_s() for each in members]),
     }
 
 
@@ -79,22 +108,23 @@ def _last_event(members: list[NodeProcess]) -> float:
     return max(each.events[-1][0] for each in members)
 
 
-def _idle(members: list[NodeProcess], window_s: float) -> dict[str, Any]:
+def _idle(members: list[NodeProcess], window_s: float) -> dict[str, Spread]:
     begin, cpu, sent = time.monotonic(), [each.cpu_s() for each in members], _segments(members)
-    events = sum(len(each.events) for each in members)
     time.sleep(window_s)
     passed = time.monotonic() - begin
     used = [
         100 * (each.cpu_s() - before) / passed for each, before in zip(members, cpu, strict=True)
     ]
-    now = _segments(members)
-    frames = None if sent is None or now is None else (now - sent) / passed / len(members)
-    return {
-        "idle_window_s": passed,
-        "idle_cpu_percent_of_a_core": spread_of(used).as_json(),
-        "idle_frames_per_s_per_node": frames,
-        "idle_peer_events": sum(len(each.events) for each in members) - events,
+    figures = {
+        "idle_cpu_percent_of_a_core": spread_of(used),
+        "idle_cpu_percent_in_all": spread_of([sum(used)]),
     }
+    now = _segments(members)
+    # Less than before: a link of two that met was closed, and took its count along.
+    if sent is not None and now is not None and now >= sent:
+        frames = (now - sent) / passed / len(members)
+        figures["idle_frames_per_s_per_node"] = spread_of([frames])
+    return figures
 
 
 def _segments(members: list[NodeProcess]) -> int | None:
@@ -113,39 +143,22 @@ def _segments(members: list[NodeProcess]) -> int | None:
     return total
 
 
-def _print(report: dict[str, Any]) -> None:
-    print(
-        f"{'nodes':>5}{'all joined':>12}{'all see all':>13}{'idle CPU':>10}{'frames/s':>10}"
-        f"{'RSS':>7}{'PSS':>7}{'USS':>7}"
-    )
-    for row in report["scale"]:
-        frames = row["idle_frames_per_s_per_node"]
-        print(
-            f"{row['nodes']:>5}{row['first_start_to_last_joined_s']:>10.2f} s"
-            f"{row['last_joined_to_all_see_all_s']:>11.2f} s"
-            f"{row['idle_cpu_percent_of_a_core']['median']:>8.3f} %"
-            f"{'-' if frames is None else format(frames, '.1f'):>10}"
-            f"{row['rss_mib']['median']:>7.1f}{row['pss_mib']['median']:>7.1f}"
-            f"{row['uss_mib']['median']:>7.1f}"
-        )
+def _simulate(size: int) -> dict[str, Spread]:
+    """One crash in a swarm whose members know each other: virtual seconds, and frames."""
+    from meshagent.core.types import PeerState
+    from meshagent.simulator.swarm import Swarm
+    from meshagent.simulator.world import World
 
-
-def main(arguments: list[str] | None = None) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m meshagent.bench.scale")
-    parser.add_argument("--nodes", default=SIZES, help="sizes, with commas between them")
-    parser.add_argument("--window", type=float, default=WINDOW_S, help="seconds of idleness")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
-    if not sys.platform.startswith("linux"):
-        parser.error("the figures are read from Linux's /proc")
-    sizes = [int(size) for size in options.nodes.split(",")]
-    report = measure(sizes, max(options.window, WINDOW_S))
-    if options.json:
-        print(json.dumps(report))
-    else:
-        _print(report)
-
-
-if __name__ == "__main__":
-    main()
+    began = time.perf_counter()
+    swarm = Swarm(World(seed=size))
+    swarm.add(size, introduced=True)
+    swarm.world.run(SIMULATED_WINDOW_S)
+    frames = swarm.frames / SIMULATED_WINDOW_S / size
+    dead, crashed = [next(iter(swarm.nodes))], swarm.world.now
+    swarm.crash(dead)
+    swarm.world.run_until(lambda: swarm.all_see(dead, PeerState.GONE), 60.0, 0.05)
+    return {
+        "crash_to_all_know_virtual_s": spread_of([swarm.world.now - crashed]),
+        "idle_frames_per_s_per_node": spread_of([frames]),
+        "simulated_in_s": spread_of([time.perf_counter() - began]),
+    }

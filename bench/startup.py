@@ -1,53 +1,49 @@
-"""How long a start takes: import, help and join, beside a bare interpreter in the same rounds.
+"""How long does a start take: import, help, join, and a whole `send` from the command line?
 
-    python -m meshagent.bench.startup [--rounds N] [--json]
-
-Runs on loopback in a temporary mesh; touches nothing of the user's.
+Floor: a bare interpreter, in the same rounds. `send` goes to a node that runs already, and the
+recipient runs beside it.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from meshagent.bench.harness import interleave, machine_facts, spread_of
+from meshagent.bench.answers import Answer, Headline
+from meshagent.bench.harness import Setting, interleave, ratio_of, spread_of
 from meshagent.bench.nodes import MESHAGENT, NodeProcesses
 
-__all__ = ["main", "measure"]
+__all__ = ["measure"]
 
-ROUNDS = 15
-BARE = "bare interpreter"
+AMOUNTS = {"tiny": 1, "quick": 5, "full": 21}
+BARE, SEND = "floor: bare interpreter", "send from the command line"
+SEND_S_BAR = 0.35
+KEYS = {
+    "import meshagent": "import",
+    "meshagent --help": "help",
+    SEND: "send",
+    "join until joined": "join",
+}
 
 
-def measure(rounds: int) -> dict[str, Any]:
+def measure(setting: Setting) -> Answer:
     """Seconds and ratios for each way of starting."""
-    facts = machine_facts()
-    with NodeProcesses() as nodes:
+    answer = Answer()
+    with NodeProcesses(setting.folder) as nodes:
         project = nodes.init("startup")
-        cases = _cases(nodes, project)
-        for case in cases.values():
-            case()  # once unmeasured: bytecode and disk caches are as they usually are
-        figures = interleave(cases, rounds)
-    ratios = {
-        name: [value / bare for value, bare in zip(values, figures[BARE], strict=True)]
-        for name, values in figures.items()
-    }
-    return {
-        "machine": facts,
-        "startup": {
-            name: {
-                "seconds": spread_of(values).as_json(),
-                "ratio_to_bare": spread_of(ratios[name]).as_json(),
-            }
-            for name, values in figures.items()
-        },
-    }
+        taken = interleave(_cases(nodes, project), AMOUNTS[setting.extent], warm_up=1)
+    answer.cases = {name: {"s": spread_of(values)} for name, values in taken.items()}
+    answer.headlines = [
+        Headline("startup.send_s", spread_of(taken[SEND]), "lower", unit="s", bar=SEND_S_BAR),
+        *(
+            Headline(f"startup.{key}_to_bare", ratio_of(taken[name], taken[BARE]), "lower")
+            for name, key in KEYS.items()
+        ),
+    ]
+    return answer
 
 
 def _cases(nodes: NodeProcesses, project: Path) -> dict[str, Callable[[], float]]:
@@ -64,32 +60,15 @@ def _cases(nodes: NodeProcesses, project: Path) -> dict[str, Callable[[], float]
         nodes.end(node)
         return node.joined_after_s
 
+    sender, recipient = (
+        nodes.join(project, role, "--discovery", "file") for role in ("sender", "recipient")
+    )
+    nodes.until(lambda: sender.sees(recipient), 30, "the sender sees the recipient")
+    send = ("send", recipient.agent, "hello", "--as", sender.agent, "--strict")
     return {
         BARE: run(sys.executable, "-P", "-c", "pass"),
         "import meshagent": run(sys.executable, "-P", "-c", "import meshagent"),
         "meshagent --help": run(*MESHAGENT, "--help"),
+        SEND: run(*MESHAGENT, *send),
         "join until joined": join,
     }
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m meshagent.bench.startup")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
-    report = measure(options.rounds)
-    if options.json:
-        print(json.dumps(report))
-        return
-    for name, figures in report["startup"].items():
-        seconds, ratio = figures["seconds"], figures["ratio_to_bare"]
-        print(
-            f"{name:<20}{seconds['median'] * 1000:8.1f} ms "
-            f"({seconds['low'] * 1000:.1f} to {seconds['high'] * 1000:.1f})"
-            f"{ratio['median']:8.2f} x bare"
-        )
-
-
-if __name__ == "__main__":
-    main()

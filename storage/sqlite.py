@@ -125,15 +125,15 @@ class SqliteStore:
         """Messages beyond a position; with `unread`, only those not done and not parked."""
         return await self._call(lambda database: database.mail.inbox(after, limit, unread))
 
-    async def withdrawn(self) -> int:
-        """How many messages of ours only wait to tell that they were taken back or expired."""
-        return await self._call(lambda database: database.mail.withdrawn())
-
     async def recent(
         self, limit: int, *, upto: int | None = None, unseen: bool = False
     ) -> Sequence[InEntry]:
         """The newest messages up to a position, oldest of them first."""
         return await self._call(lambda database: database.mail.recent(limit, upto, unseen))
+
+    async def withdrawn(self) -> int:
+        """How many messages of ours only wait to tell that they were taken back or expired."""
+        return await self._call(lambda database: database.mail.withdrawn())
 
     async def newest(self) -> int:
         """The largest position in the inbox; 0 when it is empty."""

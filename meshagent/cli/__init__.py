@@ -35,6 +35,7 @@ _COMMANDS = (
     "backup",
     "restore",
     "doctor",
+    "bench",
     "completion",
 )
 

@@ -59,6 +59,8 @@ def print_messages(messages: Sequence[Mapping[str, Any]], me: str) -> None:
         other = f"from {each['from']}" if each["to"] == me else f"to {each['to']}"
         head = f"{each['id']}  {each['state']:<9}  {other}  {ago(each['sent_at'])}  "
         first = plain(each["text"]).split("\n")[0] or ("(data)" if each["data"] is not None else "")
+        if each.get("reason"):
+            first = f"({plain(each['reason'])}) {first}"
         room = max(0, width - len(head))
         line = head + (first if len(first) <= room else first[: max(0, room - 1)] + "…")
         click.echo(line.replace(each["state"], coloured(each["state"]), 1))

@@ -16,7 +16,8 @@ from meshagent.errors import DeliveryTimeout, UsageError
 __all__ = ["command"]
 
 WAIT_S = 5.0
-ENDED = frozenset({"delivered", "seen", "done", "expired", "refused", "cancelled"})
+ARRIVED = frozenset({"delivered", "seen", "done"})
+FAILED = frozenset({"expired", "refused", "cancelled"})
 
 
 @click.command("send")
@@ -53,7 +54,10 @@ def command(common: Common, peer: str, text: str | None, wait: float, **rest: An
     for receipt in receipts:
         receipt["elapsed_ms"] = elapsed_ms
     _show(receipts, common)
-    late = [each for each in receipts if each["state"] not in ENDED]
+    if failed := [each for each in receipts if each["state"] in FAILED]:
+        ends = ", ".join(f"{each['state']} for {each['to']}" for each in failed)
+        raise DeliveryTimeout(f"Not delivered: {ends}.", hint="See: meshagent log")
+    late = [each for each in receipts if each["state"] not in ARRIVED]
     if late and rest["strict"]:
         raise DeliveryTimeout(
             f"Not delivered within {wait:g} s; it stays queued.", hint="See: meshagent outbox"

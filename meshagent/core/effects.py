@@ -8,7 +8,6 @@ as long to make.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshagent.core.frames import Frame
@@ -99,8 +98,7 @@ class Load(NamedTuple):
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class CountUnread:
+class CountUnread(NamedTuple):
     """Count on disk what is unread, and hand it in: a count that may be wrong holds senders up."""
 
 
@@ -118,6 +116,13 @@ class ReceiptChanged(NamedTuple):
     id: str
     state: MessageState
     reason: str
+
+
+class Collect(NamedTuple):
+    """A message that is held is durable: call `collect`, so that its attachments are fetched."""
+
+    sender: AgentId
+    message: Message
 
 
 class Deliver(NamedTuple):
@@ -223,6 +228,7 @@ Effect = (
     | Accepted
     | ReceiptChanged
     | Deliver
+    | Collect
     | CheckAsk
     | ReadChunk
     | CloseReader

@@ -1,0 +1,146 @@
+"""How many durable messages a second, end to end?
+
+One pair with 500 coroutines that each wait for their own message to be delivered; the bulk way;
+and eight senders to one. Floor: SQLite rows in batches of 100, synchronous=FULL.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meshagent.bench.agent import features
+from meshagent.bench.answers import Answer, Headline
+from meshagent.bench.contestants import takes_part
+from meshagent.bench.floors import rows_per_second
+from meshagent.bench.harness import Setting, interleave, ratio_of, spread_of
+from meshagent.bench.pair import MeshPair
+
+if TYPE_CHECKING:
+    from meshagent.bench.contestants.nats import JetStream
+
+__all__ = ["measure"]
+
+COROUTINES = 500
+SIZES = (200, 4096)
+TO_NATS_DEFAULT_BAR = 5.0
+TO_NATS_ALWAYS_BAR = 10.0
+MANY_TO_ONE_BY_ONE_BAR = 1.5
+OURS, MANY, FLOOR = "meshagent", "meshagent send_many", "floor: SQLite rows"
+NATS = {"nats default": False, "nats sync always": True}
+Rounds = dict[str, Callable[[], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much is measured: messages of a round, ours and those of slower contestants."""
+
+    rounds: int
+    ours: int
+    theirs: int
+    senders: int = 8
+
+
+AMOUNTS = {
+    "tiny": Amount(1, 24, 24, senders=2),
+    "quick": Amount(3, 4_000, 1_500),
+    "full": Amount(9, 20_000, 8_000),
+}
+
+
+def measure(setting: Setting) -> Answer:
+    """Messages per second of each contestant, by size and number of senders, and the ratios."""
+    amount, answer = AMOUNTS[setting.extent], Answer()
+    with_nats = takes_part("nats", setting, answer)
+    if "send_many" not in features():
+        answer.leave_out(MANY, "not in this version")
+    with ExitStack() as stack:
+        cases = _pair_cases(setting, stack, amount, with_nats)
+        taken = interleave(cases, amount.rounds, warm_up=1)
+    with ExitStack() as stack:
+        cases = _crowd_cases(setting, stack, amount, with_nats)
+        taken |= interleave(cases, amount.rounds, warm_up=1)
+    answer.cases = {name: {"per_s": spread_of(values)} for name, values in taken.items()}
+    answer.headlines = _headlines(taken, amount.senders)
+    return answer
+
+
+def _headlines(taken: dict[str, list[float]], senders: int) -> list[Headline]:
+    found = []
+    bars = {
+        (OURS, "nats default"): TO_NATS_DEFAULT_BAR,
+        (OURS, "nats default in one process"): TO_NATS_DEFAULT_BAR,
+        (OURS, "nats sync always"): TO_NATS_ALWAYS_BAR,
+        (OURS, "nats sync always in one process"): TO_NATS_ALWAYS_BAR,
+        (MANY, OURS): MANY_TO_ONE_BY_ONE_BAR,
+    }
+    for what in (*(f"{size} B" for size in SIZES), f"{senders} senders"):
+        for above, below in ((OURS, FLOOR), *bars):
+            over, under = taken.get(f"{above}, {what}"), taken.get(f"{below}, {what}")
+            if over is None or under is None:
+                continue
+            bar = bars.get((above, below)) if what == f"{SIZES[0]} B" else None
+            to = {FLOOR: "floor", OURS: "one_by_one"}.get(below, below.replace(" ", "_"))
+            name = ("many_" if above == MANY else "") + what.replace(" ", "").lower()
+            ratio = ratio_of(over, under)
+            found.append(Headline(f"throughput.{name}_to_{to}", ratio, "higher", bar=bar))
+    return found
+
+
+def _pair_cases(setting: Setting, stack: ExitStack, amount: Amount, with_nats: bool) -> Rounds:
+    pair = stack.enter_context(MeshPair(setting.folder / "mesh"))
+    cases: Rounds = {}
+    for size in SIZES:
+        burst = partial(pair.ask, "burst", count=amount.ours, size=size, coroutines=COROUTINES)
+        cases[f"{OURS}, {size} B"] = _rate(amount.ours, burst)
+        if "send_many" in features():
+            many = partial(pair.ask, "many", count=amount.ours, size=size)
+            cases[f"{MANY}, {size} B"] = _rate(amount.ours, many)
+        cases[f"{FLOOR}, {size} B"] = partial(rows_per_second, setting.folder, amount.ours, size)
+    for name in NATS if with_nats else ():
+        server = _jetstream(setting, stack, name, 1)
+        for size in SIZES:
+            work = (amount.theirs, size, COROUTINES)
+            cases[f"{name}, {size} B"] = _rate(amount.theirs, partial(server.seconds, *work))
+        alone = partial(server.seconds_in_one_process, amount.theirs, SIZES[0], COROUTINES)
+        cases[f"{name} in one process, {SIZES[0]} B"] = _rate(amount.theirs, alone)
+    return cases
+
+
+def _crowd_cases(setting: Setting, stack: ExitStack, amount: Amount, with_nats: bool) -> Rounds:
+    """Several senders to one recipient, each with its share of the coroutines and the messages."""
+    crowd = stack.enter_context(MeshPair(setting.folder / "crowd", amount.senders))
+    each, coroutines = amount.ours // amount.senders, COROUTINES // amount.senders
+
+    def ours() -> float:
+        began = time.monotonic()
+        crowd.ask_all("burst", count=each, size=SIZES[0], coroutines=coroutines)
+        return time.monotonic() - began
+
+    what = f"{amount.senders} senders"
+    cases = {
+        f"{OURS}, {what}": _rate(each * amount.senders, ours),
+        f"{FLOOR}, {what}": lambda: rows_per_second(setting.folder, amount.ours, SIZES[0]),
+    }
+    theirs = amount.theirs // amount.senders * amount.senders
+    for name in NATS if with_nats else ():
+        server = _jetstream(setting, stack, name, amount.senders)
+        work = (theirs, SIZES[0], coroutines)
+        cases[f"{name}, {what}"] = _rate(theirs, partial(server.seconds, *work))
+    return cases
+
+
+def _rate(count: int, seconds: Callable[[], float]) -> Callable[[], float]:
+    return lambda: count / seconds()
+
+
+def _jetstream(setting: Setting, stack: ExitStack, name: str, publishers: int) -> JetStream:
+    from meshagent.bench.contestants.nats import JetStream
+
+    folder = setting.folder / f"{name.replace(' ', '-')}-{publishers}"
+    server = JetStream(folder, sync_always=NATS[name], publishers=publishers)
+    return stack.enter_context(closing(server))
