@@ -296,11 +296,11 @@ class Driver:
         self._accepting[message.id] = accepted
         try:
             self._turn([*effects, *self.mesh.accept(peer, message, self._loop.time())])
-            if message.expires_ms:
-                self._house.set()
             await accepted
         finally:
             del self._accepting[message.id]
+        if message.expires_ms:
+            self._house.set()  # not before the disk knows of it
 
     async def take(self, drop: Drop) -> bool:
         """Mail that was left for us in the spool; whether we have all of it now, durably."""
@@ -414,6 +414,7 @@ class Driver:
     async def _keep_house(self) -> None:
         """What is due by the wall clock: expiry at its time, retention now and then."""
         while True:
+            self._house.clear()  # before looking: what is set while we look wakes us again
             now_ms = self._wall_ms(self._loop.time())
             try:
                 due = await self._store.due(now_ms, DUE_ITEMS_MAX)
@@ -426,7 +427,6 @@ class Driver:
             wait_s = (
                 HOUSE_S if due_ms is None else min(HOUSE_S, max(0.05, (due_ms - now_ms) / 1000))
             )
-            self._house.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._house.wait(), wait_s)
 
