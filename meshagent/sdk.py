@@ -16,10 +16,11 @@ from typing import Any
 
 from meshagent.core.types import AgentId, Peer
 from meshagent.errors import UsageError
-from meshagent.node.letters import Letter, Receipt
+from meshagent.node.letters import Letter, LetterAttachment, Receipt
+from meshagent.node.porter import Attachable
 from meshagent.node.subscribers import Event
 
-__all__ = ["Event", "Letter", "Node", "Receipt", "join"]
+__all__ = ["Attachable", "Event", "Letter", "LetterAttachment", "Node", "Receipt", "join"]
 
 RETRY_S = 0.1  # before a handler gets a message again that it failed on; doubles each time
 
@@ -79,14 +80,19 @@ class Node:
         thread: str = "",
         reply_to: str = "",
         ttl: float | None = None,
+        attach: Iterable[Attachable] = (),
+        progress: Callable[[int, int | None], None] | None = None,
     ) -> Receipt:
         """Send to one agent: an id, the beginning of one, a name, or `any:role`.
 
-        When this returns the message is durable here; `await receipt.delivered()` waits for more.
+        When this returns the message is durable here, with all that is attached as it is now;
+        `await receipt.delivered()` waits for more. `attach` takes paths, or a name with bytes or
+        an open file; `progress` hears how much of each was copied, and its size if that is known.
         """
-        receipts: list[Receipt] = await self._mailroom.send(
-            to, text, data=data, kind=kind, thread=thread, reply_to=reply_to, ttl_s=ttl
-        )
+        receipts = await self.send_all(
+            to, text, data=data, kind=kind, thread=thread, reply_to=reply_to, ttl=ttl,
+            attach=attach, progress=progress,
+        )  # fmt: skip
         if len(receipts) != 1:
             raise UsageError(f"{to!r} means {len(receipts)} agents.", hint="Use send_all.")
         return receipts[0]
@@ -101,11 +107,15 @@ class Node:
         thread: str = "",
         reply_to: str = "",
         ttl: float | None = None,
+        attach: Iterable[Attachable] = (),
+        progress: Callable[[int, int | None], None] | None = None,
     ) -> list[Receipt]:
         """Send to everyone that `to` means: `@role`, `@all`, or any form that `send` takes."""
+        porter = self._mailroom.porter
         receipts: list[Receipt] = await self._mailroom.send(
-            to, text, data=data, kind=kind, thread=thread, reply_to=reply_to, ttl_s=ttl
-        )
+            to, text, data=data, kind=kind, thread=thread, reply_to=reply_to, ttl_s=ttl,
+            attach=[await porter.enclose(each, progress) for each in attach],
+        )  # fmt: skip
         return receipts
 
     async def send_many(

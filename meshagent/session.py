@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshagent.discovery.registry import RegistryEntry, read_registry
 from meshagent.errors import (
@@ -25,10 +25,15 @@ from meshagent.errors import (
 )
 from meshagent.storage.folder import MeshFolder, find_mesh, personal_mesh
 
+if TYPE_CHECKING:
+    from meshagent.storage.blobs import BlobStore
+    from meshagent.storage.settings import Settings
+
 __all__ = [
     "Session",
     "attach",
     "choose_agent",
+    "open_blobs",
     "open_mesh",
     "running_agents",
     "runtime_folder",
@@ -39,6 +44,12 @@ OWN_ROLE = "user"
 OWN_IDLE_S = 300  # the person's own agent ends when nobody needs it for so long
 REQUEST_BYTES_MAX = 8 * 1024 * 1024  # 1 MiB of a message takes up to six times that as JSON
 ANSWER_TIMEOUT_S = 10.0  # a node answers in milliseconds; one that is stopped never does
+COPY_TIMEOUT_S = 600.0  # a gigabyte is copied a step at a time, between the commits of a busy node
+_TIMEOUTS_S: dict[str, float | None] = {
+    "backup": COPY_TIMEOUT_S,
+    "restore": COPY_TIMEOUT_S,
+    "fetch": None,  # it takes as long as it takes, and a person sees how far it has come
+}
 CONNECT_RETRY_S = 0.01  # while more wait to be accepted than the node's socket holds
 
 
@@ -46,7 +57,7 @@ class Session:
     """A connection to one node."""
 
     def __init__(self, entry: RegistryEntry) -> None:
-        self.agent = entry.agent
+        self.agent, self._entry = entry.agent, entry
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._connect(str(entry.extra.get("control", "")))
@@ -71,6 +82,10 @@ class Session:
                     raise TimeoutError("too many others wait for it") from None
             time.sleep(CONNECT_RETRY_S)
 
+    def another(self) -> Session:
+        """A second connection to the same node."""
+        return Session(self._entry)
+
     def __enter__(self) -> Session:
         return self
 
@@ -83,7 +98,8 @@ class Session:
         line = _request_line(verb, arguments)
         wait_s = arguments.get("wait_s", 0.0)
         assert isinstance(wait_s, float | int)
-        self._socket.settimeout(ANSWER_TIMEOUT_S + wait_s)
+        timeout_s = _TIMEOUTS_S.get(verb, ANSWER_TIMEOUT_S)
+        self._socket.settimeout(None if timeout_s is None else timeout_s + wait_s)
         try:
             with contextlib.suppress(BrokenPipeError):  # it may have said why before it hung up
                 self._socket.sendall(line)
@@ -157,6 +173,14 @@ def open_mesh(
         if make_personal:
             mesh.create("personal")
     return mesh
+
+
+def open_blobs(mesh: MeshFolder, settings: Settings | None = None) -> BlobStore:
+    """The store of a mesh's attachments on this machine; any process may use it."""
+    from meshagent.storage.blobs import BlobStore
+
+    settings = settings or mesh.read_settings()
+    return BlobStore(mesh.blobs, settings.bytes_of("attachments_quota"))
 
 
 def running_agents(registry: Path) -> list[RegistryEntry]:

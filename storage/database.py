@@ -66,13 +66,20 @@ _MEANINGS: dict[str, tuple[type[MeshError], str, str]] = {
     "TooBigError": (LimitReached, "a row is too large", "Send it as an attachment."),
 }
 
+# SQLite calls these an I/O error: a full disk when it meets it in the log's index, a read-only one
+# when the disk became so under an open file.
+_BY_ERRNO = {
+    errno.ENOSPC: "FullError",
+    errno.EDQUOT: "FullError",
+    errno.EROFS: "ReadOnlyError",
+}
+
 
 def database_error(error: apsw.Error, path: Path, doing: str, system_errno: int = 0) -> MeshError:
     """What a failed statement means: the one place where apsw's errors become ours."""
     name = type(error).__name__
-    # SQLite reports a full disk as an I/O error when it happens in the log's index.
-    if name == "IOError" and system_errno in (errno.ENOSPC, errno.EDQUOT):
-        name = "FullError"
+    if name == "IOError":
+        name = _BY_ERRNO.get(system_errno, name)
     fallback = (StorageError, str(error), "Run 'meshagent doctor'.")
     kind, reason, hint = _MEANINGS.get(name, fallback)
     return kind(f"Can't {doing} {path}: {reason}.", hint=hint, path=str(path), sqlite=name)

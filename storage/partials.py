@@ -107,7 +107,6 @@ class Partial:
             self.discard()
             raise WrongHash(self.sha256, found)
         with mapped_to_disk_full(self._path, "write"):
-            os.utime(data)  # young, however long it took: the sweep must not take it yet
             os.fsync(data)
             with open_shelf(self._shelf_path) as shelf:
                 placed = self._place(shelf, f"{self._stem}.data")

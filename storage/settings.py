@@ -18,7 +18,18 @@ __all__ = ["DISCOVERY_CHOICES", "Settings", "format_settings", "parse_settings"]
 DISCOVERY_CHOICES = ("auto", "mdns", "file", "none")
 MESH_NAME_CHARACTERS_MAX = 64  # it is shown in one line of a narrow terminal
 
-_FIELDS: dict[str, type] = {"name": str, "discovery": str, "listen": str, "peers": tuple}
+_FIELDS: dict[str, type] = {
+    "name": str,
+    "discovery": str,
+    "listen": str,
+    "peers": tuple,
+    "attachments_eager": str,
+    "attachments_each": str,
+    "attachments_count": int,
+    "attachments_types": tuple,
+    "attachments_quota": str,
+}
+_UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,33 @@ class Settings:
     """`host:port` addresses to dial at start, for networks where discovery can't reach. One is
     enough, since the rest is learned from it; each more is one more way in when one is away."""
 
+    attachments_eager: str = "100 MiB"
+    """Attachments up to this size are fetched at once, and a message is handed out when they are
+    here. Larger ones wait until somebody asks. More means fuller disks and later messages."""
+
+    attachments_each: str = "10 GiB"
+    """A larger attachment is refused, and its sender told."""
+
+    attachments_count: int = 32
+    """A message with more attachments is refused."""
+
+    attachments_types: tuple[str, ...] = ()
+    """If any are named, attachments of other types are refused: `image/*`, `application/pdf`."""
+
+    attachments_quota: str = "50 GiB"
+    """What all attachments of this mesh may take on this machine. Beyond it, sending and receiving
+    them is refused; what no message needs any more is removed by itself."""
+
+    def bytes_of(self, field: str) -> int:
+        """A size in bytes."""
+        return parse_size(getattr(self, field))
+
+
+def parse_size(text: str) -> int:
+    """`100 MiB` as a number of bytes; ValueError when it is not a size."""
+    number, _, unit = text.strip().partition(" ")
+    return int(float(number) * _UNITS[unit.strip().lower() or "b"])
+
 
 def parse_settings(text: str, path: Path) -> Settings:
     """The settings in `text`, the content of `path`; a ConfigError names the field and the fix."""
@@ -50,7 +88,21 @@ def parse_settings(text: str, path: Path) -> Settings:
     _check_discovery(settings.discovery, path)
     for peer in settings.peers:
         _check_peer(peer, path)
+    for field in ("attachments_eager", "attachments_each", "attachments_quota"):
+        _check_size(field, getattr(settings, field), path)
+    if settings.attachments_count < 0:
+        count = str(settings.attachments_count)
+        raise _bad(path, "attachments_count", count, "Use a number, 0 for none.")
     return settings
+
+
+def _check_size(field: str, value: str, path: Path) -> None:
+    try:
+        if parse_size(value) >= 0:
+            return
+    except (KeyError, OverflowError, ValueError):
+        pass
+    raise _bad(path, field, value, 'Write it as "100 MiB"; KiB, MiB, GiB and TiB are known.')
 
 
 def _check_name(name: str, path: Path) -> None:
@@ -104,6 +156,15 @@ name = NAME
 
 # Addresses to dial at start, where discovery can't reach: ["192.168.1.5:7400"].
 # peers = []
+
+# What is taken as attachments: fetched at once up to this size, larger ones when asked for;
+# refused beyond "each" and "count", or when types are named and it is of none of them
+# (["image/*", "application/pdf"]). All of them together may take "quota" on this machine.
+# attachments_eager = "100 MiB"
+# attachments_each = "10 GiB"
+# attachments_count = 32
+# attachments_types = []
+# attachments_quota = "50 GiB"
 """
 
 assert set(_FIELDS) == {field.name for field in fields(Settings)}

@@ -21,7 +21,11 @@ TOML_FILE_BYTES_MAX = 64 * 1024  # a thousand peers fit; a file larger than this
 LIST_ITEMS_MAX = 64
 STRING_CHARACTERS_MAX = 255
 
-_KINDS: dict[type, str] = {str: 'text, such as "…"', tuple: 'a list of texts, such as ["…", "…"]'}
+_KINDS: dict[type, str] = {
+    str: 'text, such as "…"',
+    int: "a whole number",
+    tuple: 'a list of texts, such as ["…", "…"]',
+}
 
 
 def read_text(path: Path) -> str:
@@ -60,6 +64,8 @@ def _checked(key: str, value: object, path: Path, fields: Mapping[str, type]) ->
     kind = fields[key]
     if kind is str and isinstance(value, str):
         return _bounded(key, value, path)
+    if kind is int and type(value) is int:
+        return value
     if kind is tuple and isinstance(value, list) and all(isinstance(item, str) for item in value):
         if len(value) > LIST_ITEMS_MAX:
             raise ConfigError(

@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from meshagent.core.types import is_agent_id
 from meshagent.errors import LimitReached, StorageError
 
-__all__ = ["Spool"]
+__all__ = ["Spool", "read", "stream_of"]
 
 FILES_MAX = 10_000  # per recipient; what does not fit stays in the sender's outbox
 _SUFFIX = ".mail"
@@ -63,18 +62,32 @@ class Spool:
             (int(each[0]), int(each[-1])) for each in ranges if all(map(str.isdigit, each))
         )
 
-    def mine(self, bytes_max: int) -> Iterator[tuple[Path, bytes | None]]:
-        """The files left for us, oldest numbers first; None for one that is no drop of any kind."""
-        box = self._folder / self._me
+    def outdated(self, to: str, epoch: bytes) -> list[Path]:
+        """Our files for `to` whose numbers are not of this epoch."""
+        theirs, ours = f"{self._me}.", f"{self._me}.{epoch.hex()}."
+        paths = self._files(to)
+        return [p for p in paths if p.name.startswith(theirs) and not p.name.startswith(ours)]
+
+    def mine(self) -> list[Path]:
+        """The files left for us: of each sender and epoch the smallest numbers first."""
+        return self._files(self._me)
+
+    def _files(self, owner: str) -> list[Path]:
+        box = self._folder / owner
         try:
             names = sorted(each.name for each in os.scandir(box) if each.name.endswith(_SUFFIX))
         except FileNotFoundError:
-            return
-        for name in names[:FILES_MAX]:
-            yield box / name, _read(box / name, bytes_max)
+            return []
+        return [box / name for name in names[:FILES_MAX]]
 
 
-def _read(path: Path, bytes_max: int) -> bytes | None:
+def stream_of(path: Path) -> str:
+    """What is the same for all files of one sender and epoch."""
+    return path.name.rsplit(".", 3)[0]
+
+
+def read(path: Path, bytes_max: int) -> bytes | None:
+    """What is in a file; None when it is gone, or no drop of any kind."""
     flags = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         descriptor = os.open(path, flags)

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from meshagent.core.codec import pack
-from meshagent.core.names import NAME_CHARACTERS_MAX, display_name
+from meshagent.core.names import DISPLAY_CHARACTERS_MAX, display_name
 from meshagent.core.types import AgentId
 from meshagent.errors import RemoteProtocolError
 
@@ -56,7 +56,7 @@ def _parse(number: int, raw: Any) -> Attachment:
         raise RemoteProtocolError(f"Attachment {number} lacks fields.")
     attachment = Attachment(*raw[: len(Attachment._fields)])
     name, size, mime, sha256, width, height, grant = attachment
-    if type(name) is not str or len(name) > NAME_CHARACTERS_MAX or display_name(name) != name:
+    if type(name) is not str or len(name) > DISPLAY_CHARACTERS_MAX or display_name(name) != name:
         raise RemoteProtocolError(f"The name of attachment {number} is not acceptable.")
     if type(mime) is not str or len(mime) > MIME_CHARACTERS_MAX or not _is_mime(mime):
         raise RemoteProtocolError(f"The type of attachment {number} is not acceptable.")

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from meshagent.core.effects import (
     Accepted,
+    Collect,
     CountUnread,
     Deliver,
     Effect,
@@ -47,6 +48,7 @@ from meshagent.core.lifeguard import backoff_s
 from meshagent.core.messages import (
     RECEIPT_KIND,
     Message,
+    MessageIds,
     MessageState,
     body_hash,
     is_id,
@@ -54,7 +56,18 @@ from meshagent.core.messages import (
     parse_body,
 )
 from meshagent.core.outgoing import WITHDRAWN, Item, SendStream
-from meshagent.core.ports import InRow, NewEpoch, OutRow, OutState, Receipt, StreamStart, Watermark
+from meshagent.core.parcels import Ended, Parcels
+from meshagent.core.ports import (
+    Arrived,
+    InRow,
+    NewEpoch,
+    OutRow,
+    OutState,
+    Receipt,
+    StreamStart,
+    TurnedAway,
+    Watermark,
+)
 from meshagent.core.timers import Timers
 from meshagent.core.types import AgentId
 from meshagent.errors import LimitReached, RemoteProtocolError
@@ -68,6 +81,7 @@ FULL_LINK_S = 0.01  # the transport has no word for "writable again": its queue 
 LOAD_ITEMS_MAX = 1024  # read from disk at once
 EPOCHS_KEPT_MAX = 64  # per sender: each is one restored or deleted database of that sender
 START_OVER_S = 3600.0  # a restored database needs it once per run; a liar gets no more than this
+HELD_MAX = 10_000  # messages that wait for attachments; beyond it senders are told to wait
 WITHDRAWN_KEPT_MAX = 10_000  # ten rounds of expiry: more than one commit can be behind
 
 
@@ -138,6 +152,8 @@ class Delivery:
         rng: random.Random,
         config: DeliveryConfig | None = None,
         withdrawn: int = 0,
+        parcels: Parcels | None = None,
+        taken: Iterable[str] = (),
     ) -> None:
         self.refused: Counter[str] = Counter()
         self.unread = unread
@@ -152,6 +168,10 @@ class Delivery:
         self._pending = 0
         self._withdrawn: dict[str, MessageState] = {}
         self._withdrawn_count = withdrawn
+        self.parcels = parcels or Parcels()
+        self.taken = set(taken)
+        """Ids of ours that their recipients have and fetch the attachments of."""
+        self._ids = MessageIds(rng)
         self._start_over_at = float("-inf")
         for start in streams:
             stream = SendStream(epoch, start.next_seq, start.floor)
@@ -199,14 +219,23 @@ class Delivery:
                 f"The outbox takes no more messages: {self.pending} are waiting.",
                 hint="Cancel what is no longer needed: meshagent outbox",
             )
+        return self._accept_all(outgoing)
+
+    def _accept_all(self, outgoing: Sequence[tuple[AgentId, Message]]) -> list[Effect]:
         bodies = [pack_body(message) for _, message in outgoing]
         effects: list[Effect] = []
         last: dict[AgentId, int] = {}
         for (peer, message), body in zip(outgoing, bodies, strict=True):
             stream = self._peer(peer).out
             seq, ident, expires_ms = stream.next_seq, message.id, message.expires_ms
-            stream.add(Item(seq, ident, body, body_hash(body), expires_ms, MessageState.QUEUED))
-            effects.append(Persist(OutRow(peer, stream.epoch, seq, ident, body, expires_ms)))
+            blobs = _blobs(message)
+            stream.add(
+                Item(
+                    seq, ident, body, body_hash(body), expires_ms, MessageState.QUEUED, bool(blobs)
+                )
+            )
+            row = OutRow(peer, stream.epoch, seq, ident, body, expires_ms, blobs)
+            effects.append(Persist(row))
             effects.append(Accepted(peer, ident))
             last[peer] = seq
         self._pending += len(outgoing)
@@ -447,11 +476,17 @@ class Delivery:
             state = MessageState.DELIVERED if why is None else MessageState.REFUSED
             if why == "":
                 state = item.state
+            taken = item.attached and why is None
+            if taken:
+                state = MessageState.SENT  # how it ends, its recipient says later
+                self.taken.add(item.id)
             if item.state in WITHDRAWN:
                 self._withdrawn.pop(item.id, None)
                 self._withdrawn_count = max(0, self._withdrawn_count - 1)
-            effects.append(Persist(OutState(peer, item.seq, item.id, state, why or "", now_ms)))
-            effects.append(ReceiptChanged(peer, item.id, state, why or ""))
+            row = OutState(peer, item.seq, item.id, state, why or "", now_ms, taken)
+            effects.append(Persist(row))
+            if not taken:
+                effects.append(ReceiptChanged(peer, item.id, state, why or ""))
         self._pending -= waiting - stream.waiting
         if effects:
             stream.failures = 0
@@ -531,6 +566,7 @@ class Delivery:
         effects: list[Effect] = []
         if mail.floor > stream.seq + 1:
             # Settled with an earlier database of ours: it will never come again.
+            self.refused["mail of a lost database"] += 1
             stream.seq, stream.last = mail.floor - 1, NO_HASH
         stream.forget_below(mail.floor)
         mode = _GAP if mail.first > stream.seq + 1 else _WELL
@@ -564,6 +600,8 @@ class Delivery:
                 return []
             if message.kind == RECEIPT_KIND:
                 return self._take_receipt(arrival.peer, message, arrival.now_ms)
+            if message.attachments:
+                return self._hold(arrival, stream, seq, message, body)
         except RemoteProtocolError as error:
             self.refused["malformed message"] += 1
             stream.exceptions[seq] = error.message[:TEXT_CHARACTERS_MAX]
@@ -573,6 +611,38 @@ class Delivery:
         self._sure = False  # the disk keeps it once, whatever epoch it comes under again
         row = InRow(arrival.peer, arrival.epoch, seq, message.id, body, arrival.now_ms)
         return [Persist(row), Deliver(arrival.peer, message)]
+
+    def _hold(
+        self, arrival: Arrival, stream: ReceiveStream, seq: int, message: Message, body: bytes
+    ) -> list[Effect]:
+        """A message with attachments is kept, and handed out when it is complete."""
+        why = self.parcels.limits.refusal(message.attachments)
+        if why:
+            self.refused["attachments beyond the limits"] += 1
+            stream.exceptions[seq] = why[:TEXT_CHARACTERS_MAX]
+            return []
+        self.parcels.hold(arrival.peer, message)
+        row = InRow(
+            arrival.peer, arrival.epoch, seq, message.id, body, arrival.now_ms, _blobs(message)
+        )
+        return [Persist(row), Collect(arrival.peer, message)]
+
+    def end(self, ended: Iterable[Ended], now_ms: int) -> list[Effect]:
+        """Held messages have ended: handed out or dropped, and their senders told."""
+        effects: list[Effect] = []
+        for sender, message, state, reason in ended:
+            if state is MessageState.DELIVERED:
+                self.unread += 1
+                self.inbox_changes += 1
+                self._sure = False  # one that came twice arrives once
+                effects += [Persist(Arrived(sender, message.id)), Deliver(sender, message)]
+            else:
+                self.refused["attachments that can't be had"] += 1
+                effects.append(Persist(TurnedAway(sender, message.id)))
+            data = {"id": message.id, "state": state.value, "reason": reason[:TEXT_CHARACTERS_MAX]}
+            word = Message(self._ids.next(now_ms), RECEIPT_KIND, "", now_ms, data)
+            effects += self._accept_all([(sender, word)])
+        return effects + self._let_on()
 
     def _count_again(self) -> list[Effect]:
         """Somebody has to wait because of a count that may be too large."""
@@ -588,6 +658,7 @@ class Delivery:
             ):
                 reason = message.data.get("reason", "")
                 if reason == "" or is_id(reason):
+                    self.taken.discard(ident)
                     return [
                         Persist(Receipt(peer, ident, state, now_ms, reason)),
                         ReceiptChanged(peer, ident, MessageState(state), reason),
@@ -607,10 +678,14 @@ class Delivery:
         return next(reversed(known.inward), NO_EPOCH)
 
     def _is_full(self) -> bool:
-        return self.unread >= self._config.unread_max
+        return self.unread >= self._config.unread_max or len(self.parcels) >= HELD_MAX
 
     def _peer(self, peer: AgentId) -> Correspondent:
         known = self._peers.get(peer)
         if known is None:
             known = self._peers[peer] = Correspondent(SendStream(self._epoch))
         return known
+
+
+def _blobs(message: Message) -> tuple[bytes, ...]:
+    return tuple(dict.fromkeys(each.sha256 for each in message.attachments))

@@ -118,6 +118,13 @@ class ReceiptChanged(NamedTuple):
     reason: str
 
 
+class Collect(NamedTuple):
+    """A message that is held is durable: call `collect`, so that its attachments are fetched."""
+
+    sender: AgentId
+    message: Message
+
+
 class Deliver(NamedTuple):
     """A message is in the inbox, durably: tell who is waiting."""
 
@@ -221,6 +228,7 @@ Effect = (
     | Accepted
     | ReceiptChanged
     | Deliver
+    | Collect
     | CheckAsk
     | ReadChunk
     | CloseReader

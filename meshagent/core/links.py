@@ -189,6 +189,10 @@ class Links:
             del self._pinned[next(iter(self._pinned))]
         return pinned
 
+    def key_of(self, agent: str) -> bytes | None:
+        """The key this id was first seen with, if it was seen."""
+        return self._pinned.get(agent)
+
     # -- what to connect to -------------------------------------------------------------------
 
     def found(self, candidate: Candidate, lasting: bool, patient: bool, now: float) -> None:

@@ -10,9 +10,18 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from meshagent.core.attachments import Attachment
 from meshagent.core.codec import decode
 from meshagent.core.delivery import Delivery
-from meshagent.core.effects import Effect, PeerChanged, Persist, Send, Transmit
+from meshagent.core.effects import (
+    BlobFailed,
+    BlobReady,
+    Effect,
+    PeerChanged,
+    Persist,
+    Send,
+    Transmit,
+)
 from meshagent.core.frames import (
     MEMBERS_MAX,
     Bye,
@@ -38,13 +47,16 @@ from meshagent.core.links import (
 from meshagent.core.membership import LAN, Membership, MembershipConfig
 from meshagent.core.messages import Message, MessageState
 from meshagent.core.outgoing import Item
+from meshagent.core.parcels import Ended
 from meshagent.core.ports import OutEntry, PeerRow
 from meshagent.core.records import ADDRESSES_MAX, Record
+from meshagent.core.transfer import BLOB_FRAMES, Transfer
 from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
-from meshagent.errors import RemoteProtocolError, StorageError
+from meshagent.errors import LimitReached, RemoteProtocolError, StorageError
 
 __all__ = ["Mesh"]
 
+SOURCES_MAX = 8  # beside the sender: whoever has the blob is most likely among its neighbours
 SAVE_PEERS_S = 1.0  # what is remembered of peers is a hint, so many can share one sync
 _LINK_FRAMES = (Hello, Welcome, Refuse, Bye, Check, Here)
 
@@ -66,6 +78,8 @@ class Mesh:
         wall_ms: Callable[[float], int] = lambda now: int(now * 1000),
     ) -> None:
         self.delivery = delivery
+        self.transfer = Transfer(rng)
+        self._fetched: set[bytes] = set()
         self._wall_ms = wall_ms
         self.membership = Membership(
             me, signer, mesh_id, verify, rng, now, membership, self._is_linked
@@ -97,7 +111,7 @@ class Mesh:
     def refused(self) -> Counter[str]:
         """How many were refused, by reason."""
         mail: Counter[str] = self.delivery.refused if self.delivery is not None else Counter()
-        return self.links.refused + self.membership.refused + mail
+        return self.links.refused + self.membership.refused + mail + self.transfer.refused
 
     def describe(
         self,
@@ -161,6 +175,8 @@ class Mesh:
         if self.delivery is not None and isinstance(frame, Mail | MailAck):
             answer = self.delivery.receive(frame, peer, now, self._wall_ms(now))
             effects += self._route(answer, now)
+        elif isinstance(frame, BLOB_FRAMES):
+            effects += self._route(self.transfer.receive(frame, peer, now), now)
         return effects
 
     def on_timer(self, now: float) -> list[Effect]:
@@ -169,11 +185,13 @@ class Mesh:
         effects += self._route(self.membership.on_timer(now), now)
         if self.delivery is not None:
             effects += self._route(self.delivery.on_timer(now), now)
+        effects += self._route(self.transfer.on_timer(now), now)
         return effects + self._route(self.links.on_timer(now), now)
 
     def deadline(self) -> float | None:
         """When on_timer is wanted next."""
         times = [self.membership.deadline(), self.links.deadline(), self._save_at]
+        times.append(self.transfer.deadline())
         if self.delivery is not None:
             times.append(self.delivery.deadline())
         return min((each for each in times if each is not None), default=None)
@@ -233,8 +251,49 @@ class Mesh:
     def not_sent(self, link: LinkId, frame: Frame, now: float) -> None:
         """The transport could not take a frame."""
         peer = self.links.agent_on(link)
-        if self.delivery is not None and peer is not None and isinstance(frame, Mail):
+        if peer is None:
+            return
+        if self.delivery is not None and isinstance(frame, Mail):
             self.delivery.not_sent(peer, frame, now)
+        elif isinstance(frame, BLOB_FRAMES):
+            self.transfer.not_sent(peer, frame, now)
+
+    # -- attachments --------------------------------------------------------------------------
+
+    def collect(self, sender: AgentId, message: Message, now: float) -> list[Effect]:
+        """A held message is durable: get what it names, or hand it out when nothing is missing."""
+        if self.delivery is None:
+            return []
+        parcels = self.delivery.parcels
+        effects: list[Effect] = []
+        for each in message.attachments:
+            if each.sha256 in parcels and parcels.limits.is_eager(each):
+                try:
+                    effects += self._want(sender, each, now)
+                except LimitReached as error:
+                    effects += self._end(parcels.failed(each.sha256, error.message), now)
+        return self._route(effects + self._end(parcels.complete(sender, message.id), now), now)
+
+    def fetch(self, sender: AgentId, attachment: Attachment, now: float) -> list[Effect]:
+        """Somebody asks for this one: `BlobReady` or `BlobFailed` follows."""
+        self._fetched.add(attachment.sha256)
+        return self._route(self._want(sender, attachment, now), now)
+
+    def relay(self, effects: list[Effect], now: float) -> list[Effect]:
+        """What the transfer engine answered to the driver."""
+        return self._route(effects, now)
+
+    def expire(self, now: float) -> list[Effect]:
+        """Held messages whose time is up."""
+        if self.delivery is None:
+            return []
+        ended = self.delivery.parcels.expired(self._wall_ms(now))
+        return self._route(self._end(ended, now), now)
+
+    def _want(self, sender: AgentId, attachment: Attachment, now: float) -> list[Effect]:
+        return self.transfer.want(
+            attachment.sha256, attachment.size, self._sources(sender), sender, attachment.grant, now
+        )
 
     def inbox_shrank(self, by: int, now: float) -> list[Effect]:
         """Messages in the inbox were dealt with."""
@@ -263,13 +322,12 @@ class Mesh:
                 case LinkUp(agent, record, dialled):
                     queue += self.membership.connected(agent, record, dialled, now)
                     self._note(agent, now)
-                    if self.delivery is not None:
-                        queue += self.delivery.connected(agent, now)
+                    queue += self._connected(agent, now)
                 case LinkReplaced(agent):
-                    if self.delivery is not None:
-                        queue += self.delivery.connected(agent, now)
+                    queue += self._connected(agent, now)
                 case LinkDown(agent):
                     queue += self.membership.disconnected(agent, now)
+                    queue += self.transfer.disconnected(agent, now)
                     if self.delivery is not None:
                         queue += self.delivery.disconnected(agent)
                 case Unreachable(agent):
@@ -278,9 +336,43 @@ class Mesh:
                 case PeerChanged(peer):
                     queue += self._follow(peer, now)
                     effects.append(outcome)
+                case BlobReady(sha256):
+                    effects.append(outcome)
+                    self._fetched.discard(sha256)
+                    if self.delivery is not None:
+                        queue += self._end(self.delivery.parcels.ready(sha256), now)
+                case BlobFailed(sha256, why):
+                    effects.append(outcome)
+                    self._fetched.discard(sha256)
+                    if self.delivery is not None:
+                        queue += self._end(self.delivery.parcels.failed(sha256, why), now)
                 case _:
                     effects.append(outcome)
         return effects
+
+    def _connected(self, agent: AgentId, now: float) -> list[Effect]:
+        mail = self.delivery.connected(agent, now) if self.delivery is not None else []
+        return mail + self.transfer.connected(agent, now)
+
+    def _end(self, ended: Sequence[Ended], now: float) -> list[Effect]:
+        """Held messages have ended, one way or the other."""
+        if self.delivery is None or not ended:
+            return []
+        effects = self.delivery.end(ended, self._wall_ms(now))
+        for each in ended:
+            if each.state is not MessageState.DELIVERED:
+                blobs = {a.sha256 for a in each.message.attachments} - self._fetched
+                for sha256 in blobs:
+                    if sha256 not in self.delivery.parcels:
+                        effects += self.transfer.unwant(sha256, now)
+        return effects
+
+    def _sources(self, sender: AgentId) -> list[AgentId]:
+        """Whom to ask: the sender, then its neighbours, who share its store, then the others."""
+        peers = [each for each in self.peers() if each.agent != sender]
+        hosts = {each.host for each in self.peers() if each.agent == sender}
+        peers.sort(key=lambda each: (each.host not in hosts, each.state is not PeerState.ALIVE))
+        return [sender, *(each.agent for each in peers[:SOURCES_MAX])]
 
     def _follow(self, peer: Peer, now: float) -> list[Outcome]:
         """Keep links and the dial list in step with who is in the mesh."""

@@ -11,6 +11,7 @@ import random
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from meshagent.core.attachments import Attachment, parse_attachments
 from meshagent.core.codec import pack, unpack
 from meshagent.core.frames import MESSAGE_BYTES_MAX
 from meshagent.errors import LimitReached, RemoteProtocolError, UsageError
@@ -79,7 +80,7 @@ class Message(NamedTuple):
     thread: str = ""
     reply_to: str = ""
     headers: dict[str, str] = {}  # noqa: RUF012 - never changed, as nothing of a message is
-    attachments: tuple[Any, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
     expires_ms: int = 0
     hops: int = 0
 
@@ -161,7 +162,10 @@ def parse_body(body: bytes) -> Message:
         fields = fields[:11]
     if not _is_well_formed(*fields):
         raise RemoteProtocolError(_MALFORMED)
-    return Message(*fields)
+    message = Message(*fields)
+    if message.attachments:
+        return message._replace(attachments=parse_attachments(message.attachments))
+    return message
 
 
 def _is_well_formed(
@@ -181,7 +185,6 @@ def _is_well_formed(
         and type(headers) is dict
         and (not headers or _are_headers(headers))
         and type(attached) is tuple
-        and (not attached or _is_plain(attached))
         and (data is None or _is_plain(data))
     )
 
@@ -208,8 +211,11 @@ def _is_plain(value: Any) -> bool:
             elif type(each) is dict:
                 below += each.keys()
                 below += each.values()
-            elif type(each) is bytes or (type(each) is float and not math.isfinite(each)):
-                return False
+            elif type(each) is float:
+                if not math.isfinite(each):
+                    return False
+            elif each is not None and type(each) not in (str, int, bool):
+                return False  # bytes, or msgpack's own kind of time
         if not below:
             return True
         layer = below

@@ -36,13 +36,18 @@ class Item:
     hash: bytes
     expires_ms: int
     state: MessageState
+    attached: bool = False
+    """Its recipient says that it was delivered when it has its attachments too."""
 
     @classmethod
     def from_entry(cls, entry: OutEntry) -> Item:
         """As it was read from disk."""
         state = MessageState(entry.state)
         body = None if state in WITHDRAWN else entry.body
-        return cls(entry.seq, entry.id, body, body_hash(entry.body), entry.expires_ms, state)
+        return cls(
+            entry.seq, entry.id, body, body_hash(entry.body), entry.expires_ms, state,
+            entry.attached,
+        )  # fmt: skip
 
     @property
     def size(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from meshagent.core.attachments import Attachment, AttachmentLimits
 from meshagent.core.messages import Message, MessageState
@@ -21,8 +22,7 @@ __all__ = ["Ended", "Parcels"]
 Key = tuple[AgentId, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """A message is held no more: handed out when it was delivered, dropped otherwise."""
 
     sender: AgentId
@@ -53,6 +53,10 @@ class Parcels:
     def __len__(self) -> int:
         return len(self._held)
 
+    def held(self) -> list[tuple[AgentId, Message]]:
+        """All of them, in the order they came."""
+        return [(sender, held.message) for (sender, _), held in self._held.items()]
+
     def hold(self, sender: AgentId, message: Message) -> list[Attachment]:
         """Keep a message until its attachments are here; those that it waits for."""
         eager = [each for each in message.attachments if self.limits.is_eager(each)]
@@ -64,10 +68,12 @@ class Parcels:
             heappush(self._expiries, (message.expires_ms, *key))
         return eager
 
-    def complete(self) -> list[Ended]:
-        """Those that wait for nothing (any more)."""
-        done = [key for key, held in self._held.items() if not held.missing]
-        return [self._end(key, MessageState.DELIVERED) for key in done]
+    def complete(self, sender: AgentId, ident: str) -> list[Ended]:
+        """This message, if it waits for nothing."""
+        held = self._held.get((sender, ident))
+        if held is None or held.missing:
+            return []
+        return [self._end((sender, ident), MessageState.DELIVERED)]
 
     def ready(self, sha256: bytes) -> list[Ended]:
         """A blob is here: the messages that waited for nothing else, in the order they came."""
@@ -97,12 +103,6 @@ class Parcels:
     def next_expiry(self) -> int | None:
         """When `expired` has something next, at the earliest."""
         return self._expiries[0][0] if self._expiries else None
-
-    def clear(self) -> None:
-        """Forget everything: it will be read from disk again."""
-        self._held.clear()
-        self._wanted_by.clear()
-        self._expiries.clear()
 
     def _end(self, key: Key, state: MessageState, reason: str = "") -> Ended:
         held = self._held.pop(key)

@@ -4,7 +4,7 @@ Wanted blobs stand in line; a few are active: the eldest, then the smallest. An 
 its partial, which says how much is there already, and asks one source for the rest, in order. The
 window is credit: a chunk uses it from the moment it may be sent until it is written, so a slow
 disk slows its sources, and all pulls together never have more than `window_max` chunks on links
-and in memory. The free part of the window goes to the pull that holds least of it.
+and in memory. Each active pull has an equal share of it.
 
 When a source stalls, leaves, is busy or lacks the blob, another goes on at the next chunk. Wrong
 contents show only at the end: a single contributor is never asked for that blob again; after
@@ -44,18 +44,14 @@ from meshagent.core.frames import (
 )
 from meshagent.core.lifeguard import backoff_s
 from meshagent.core.types import AgentId
-from meshagent.core.wants import Line, Offer, Source, Stage, Want
+from meshagent.core.wants import ABSENT, NOT_ALLOWED, WRONG, Line, Offer, Source, Stage, Want
 from meshagent.errors import LimitReached
 
 __all__ = ["Pulling", "PullingConfig"]
 
-SOURCES_MAX = 64  # of one blob: as many as could ever help
-GRANTS_MAX = 32  # of one blob: one message each
-RIVALS_MAX = 8  # offers of one blob with another size; an honest mesh has none
 UNSENT_MAX = 1024  # frames that wait for full links; one that is lost costs a stall
 FIRST_PULL_BITS = 48  # numbers begin anywhere: those of an earlier run are not met again
 NOBODY_HERE = "Nobody who has it is here."
-WRONG = "wrong contents"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,9 @@ class PullingConfig:
     wanted_max: int = 100_000
     """Blobs wanted in all; beyond it `want` refuses."""
     window_max: int = 16
-    """Chunks under way for all pulls: 4 MiB, so that a text behind them waits little."""
+    """Chunks under way for all pulls: 4 MiB, so that a text behind them waits little.
+
+    At least `active_max`, or some would have no share."""
     window_per_pull_max: int = 12
     """The same for one pull; the rest lets a newcomer begin at once."""
     stall_s: float = 30.0
@@ -82,7 +80,7 @@ class PullingConfig:
     """The cap of those pauses."""
     probe_s: float = 300.0
     """The cap of the pauses between looks whether another agent here has got the blob."""
-    open_pace_s: float = 0.02
+    open_pace_s: float = 0.1
     """After a disk said no, the next blob is opened no sooner: 100,000 wait without a storm."""
 
 
@@ -137,8 +135,7 @@ class Pulling:
                 self._merge(known, offer)
         elif size != known.size:
             self._refused["another size for the same blob"] += 1
-            if offer not in known.rivals and len(known.rivals) < RIVALS_MAX:
-                known.rivals.append(offer)
+            known.add_rival(offer)
         else:
             self._merge(known, offer)
             if known.stage is Stage.PAUSED and known.for_source:
@@ -213,7 +210,7 @@ class Pulling:
             want = self._wants[sha256]
             source = want.sources[peer]
             source.paused_until, source.failures = 0.0, 0
-            if source.verdict == "absent":
+            if source.verdict == ABSENT:
                 source.verdict = ""
             want.failures = 0
             if want.stage is Stage.PAUSED and want.for_source:
@@ -355,11 +352,11 @@ class Pulling:
             self._refused["end of no pull"] += 1
             return []
         source = want.sources[peer]
-        if frame.why == "not allowed":
-            source.refused_grants.add(self._granter(want, peer))
+        if frame.why == NOT_ALLOWED:
+            source.refused_grants.add(want.asked_as)
             if set(want.grants) <= source.refused_grants:
                 source.verdict, source.reason = frame.why, frame.reason
-        elif frame.why == "absent":
+        elif frame.why == ABSENT:
             source.verdict, source.reason = frame.why, frame.reason
         else:
             self._blame(source, frame.reason, now)
@@ -367,7 +364,7 @@ class Pulling:
         return self._go_on(now)
 
     def _share_out(self, now: float) -> list[Effect]:
-        """Give the free part of the window to those who hold least of it."""
+        """Give the free part of the window to those who hold less than an equal share."""
         config = self._config
         hungry = [
             each
@@ -378,8 +375,6 @@ class Pulling:
             return []
         share = max(1, min(config.window_per_pull_max, config.window_max // len(hungry)))
         step = max(1, share // 4)  # one BlobMore for a few chunks
-        if len(hungry) > 1:
-            hungry.sort(key=_held)
         effects: list[Effect] = []
         for want in hungry:
             free = min(config.window_max - self._held, share - want.held, want.chunks - want.upto)
@@ -396,7 +391,7 @@ class Pulling:
         return [Send(want.source, BlobMore(want.pull, want.upto))]
 
     def _ask(self, want: Want, chunks: int, now: float) -> list[Effect]:
-        source = self._choose(want, now)
+        source = want.choose(self._linked, now)
         if source is None:
             return self._wait_for_source(want, now)
         if want.alone and want.contributors - {source}:
@@ -404,16 +399,14 @@ class Pulling:
             return self._close(want, discard=True)
         self._pull += 1
         want.pull, want.source, want.heard_at = self._pull, source, now
+        want.asked_as = want.granter_for(source)
         self._pulls[want.pull] = want
         self._credit(want, chunks)
         return [Send(source, self._ask_frame(want))]
 
     def _ask_frame(self, want: Want) -> BlobAsk:
-        granter = self._granter(want, want.source)
-        return BlobAsk(
-            want.pull, want.sha256, want.size, granter, want.grants[granter], want.arrived,
-            want.upto,
-        )  # fmt: skip
+        granter, grant = want.asked_as, want.grants[want.asked_as]
+        return BlobAsk(want.pull, want.sha256, want.size, granter, grant, want.arrived, want.upto)
 
     def _credit(self, want: Want, chunks: int) -> None:
         want.upto += chunks
@@ -449,39 +442,8 @@ class Pulling:
     # -- sources ------------------------------------------------------------------------------
 
     def _merge(self, want: Want, offer: Offer) -> None:
-        """Add what another message says about the blob."""
-        want.failed = ""
-        news = want.grants.get(offer.granter) != offer.grant
-        if offer.granter in want.grants or len(want.grants) < GRANTS_MAX:
-            want.grants[offer.granter] = offer.grant
-        for peer in (offer.granter, *offer.sources):
-            if peer not in want.sources and len(want.sources) < SOURCES_MAX:
-                want.sources[peer] = Source()
-                self._by_source.setdefault(peer, {})[want.sha256] = None
-        if news:
-            for source in want.sources.values():
-                source.refused_grants.discard(offer.granter)
-                if source.verdict == "not allowed":
-                    source.verdict = ""
-        granter = want.sources.get(offer.granter)
-        if granter is not None and granter.verdict == "absent":
-            granter.verdict = ""  # it has just sent it again
-
-    def _choose(self, want: Want, now: float) -> AgentId | None:
-        """The source to ask: the one that failed least; while alone, the same as before."""
-        usable = [
-            (peer not in want.contributors if want.alone else 0, source.failures, at, peer)
-            for at, (peer, source) in enumerate(want.sources.items())
-            if peer in self._linked and not source.verdict and source.paused_until <= now
-        ]
-        return min(usable)[3] if usable else None
-
-    def _granter(self, want: Want, source: AgentId) -> AgentId:
-        """In whose name to ask this source: its own when it may, else the first not refused."""
-        refused = want.sources[source].refused_grants
-        if source in want.grants and source not in refused:
-            return source
-        return next((each for each in want.grants if each not in refused), next(iter(want.grants)))
+        for peer in want.merge(offer):
+            self._by_source.setdefault(peer, {})[want.sha256] = None
 
     def _blame(self, source: Source, reason: str, now: float) -> None:
         source.failures += 1
@@ -490,20 +452,15 @@ class Pulling:
 
     def _wait_for_source(self, want: Want, now: float) -> list[Effect]:
         """Nobody can be asked now: make room for others, or give up when nobody ever can."""
-        linked = [each for peer, each in want.sources.items() if peer in self._linked]
-        hopeful = [each for each in linked if not each.verdict]
-        others = [each for each in want.sources.values() if each.answered and not each.verdict]
-        granters = [want.sources[each] for each in want.grants if each in want.sources]
-        if not hopeful and not others and all(each.verdict for each in granters):
-            why = " ".join(dict.fromkeys(each.verdict for each in granters))
-            want.failed = f"Nobody gives it: {why}."
+        if want.is_hopeless(self._linked):
+            want.failed = f"Nobody gives it: {want.verdicts()}."
             return self._close(want, discard=True)
         want.for_source = True
         want.failures += 1
         want.pause_until = now + self._pause_s(want.failures, self._config.probe_s)
         want.reason = NOBODY_HERE
-        if hopeful:
-            soonest = min(hopeful, key=lambda each: each.paused_until)
+        soonest = want.soonest(self._linked)
+        if soonest is not None:
             want.pause_until, want.reason = soonest.paused_until, soonest.reason or NOBODY_HERE
         return self._close(want, discard=False)
 
@@ -635,7 +592,3 @@ class Pulling:
 
     def _pause_s(self, failures: int, longest_s: float) -> float:
         return backoff_s(failures - 1, self._config.pause_s, longest_s, self._rng)
-
-
-def _held(want: Want) -> int:
-    return want.held

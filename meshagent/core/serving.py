@@ -266,12 +266,14 @@ class Serving:
         """Nothing more is sent; its number stays taken until the last answer about it has come."""
         opened, serve.stage = serve.stage is Stage.OPEN, Stage.OVER
         serve.held.clear()
+        self._dequeue(serve)
         self._bury(serve)
         return [CloseReader(serve.client.peer, serve.ask.pull)] if opened else []
 
     def _bury(self, serve: Serve) -> None:
         client = serve.client
-        if not serve.checking and not serve.reading and client.serves.pop(serve.ask.pull, None):
+        if not serve.checking and not serve.reading:
+            del client.serves[serve.ask.pull]
             self._count -= 1
             if not client.serves:
                 del self._clients[client.peer]
@@ -289,6 +291,15 @@ class Serving:
         if not client.queued:
             client.queued = True
             self._turns.append(client)
+
+    def _dequeue(self, serve: Serve) -> None:
+        client = serve.client
+        if serve.queued:
+            serve.queued = False
+            client.ready.remove(serve)
+            if not client.ready:
+                client.queued = False
+                self._turns.remove(client)
 
     def _pump(self) -> list[Effect]:
         effects: list[Effect] = []

@@ -7,15 +7,19 @@ part of the window.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
 from meshagent.core.types import AgentId
 
-__all__ = ["Line", "Offer", "Source", "Stage", "Want"]
+__all__ = ["ABSENT", "NOT_ALLOWED", "WRONG", "Line", "Offer", "Source", "Stage", "Want"]
 
 NOBODY = AgentId("")
+WRONG, ABSENT, NOT_ALLOWED = "wrong contents", "absent", "not allowed"  # a source's verdict
+SOURCES_MAX = 64  # of one blob: as many as could ever help
+GRANTS_MAX = 32  # of one blob: one message each
+RIVALS_MAX = 8  # offers of one blob with another size; an honest mesh has none
 STALE_MIN = 64  # a line this short is not worth cleaning
 
 
@@ -82,6 +86,8 @@ class Want:
     pull: int = 0
     """The number of the pull under way; 0 for none."""
     source: AgentId = NOBODY
+    asked_as: AgentId = NOBODY
+    """The granter in whose name the source was asked."""
     heard_at: float = 0.0
     written: int = 0
     arrived: int = 0
@@ -103,6 +109,64 @@ class Want:
     def remaining(self) -> int:
         """Chunks still to come."""
         return self.chunks - self.written
+
+    def merge(self, offer: Offer) -> list[AgentId]:
+        """Add what another message says about the blob; the sources that are new."""
+        self.failed = ""
+        news = self.grants.get(offer.granter) != offer.grant
+        if offer.granter in self.grants or len(self.grants) < GRANTS_MAX:
+            self.grants[offer.granter] = offer.grant
+        added = []
+        for peer in (offer.granter, *offer.sources):
+            if peer not in self.sources and len(self.sources) < SOURCES_MAX:
+                self.sources[peer] = Source()
+                added.append(peer)
+        for source in self.sources.values() if news else ():
+            source.refused_grants.discard(offer.granter)
+            if source.verdict == NOT_ALLOWED:
+                source.verdict = ""
+        granter = self.sources.get(offer.granter)
+        if granter is not None and granter.verdict == ABSENT:
+            granter.verdict = ""  # it has just sent it again
+        return added
+
+    def add_rival(self, offer: Offer) -> None:
+        """Remember an offer of another size."""
+        if offer not in self.rivals and len(self.rivals) < RIVALS_MAX:
+            self.rivals.append(offer)
+
+    def choose(self, linked: Container[AgentId], now: float) -> AgentId | None:
+        """The source to ask: the one that failed least; while alone, the same as before."""
+        usable = [
+            (self.alone and peer not in self.contributors, source.failures, at, peer)
+            for at, (peer, source) in enumerate(self.sources.items())
+            if peer in linked and not source.verdict and source.paused_until <= now
+        ]
+        return min(usable)[3] if usable else None
+
+    def soonest(self, linked: Container[AgentId]) -> Source | None:
+        """The linked source that can be asked again first, if any ever can."""
+        hopeful = [e for peer, e in self.sources.items() if peer in linked and not e.verdict]
+        return min(hopeful, key=lambda each: each.paused_until, default=None)
+
+    def is_hopeless(self, linked: Container[AgentId]) -> bool:
+        """Whether every granter, and everyone else that is here or ever answered, said no."""
+        return not any(
+            not source.verdict and (peer in self.grants or peer in linked or source.answered)
+            for peer, source in self.sources.items()
+        )
+
+    def verdicts(self) -> str:
+        """What the granters said."""
+        said = [self.sources[each].verdict for each in self.grants if each in self.sources]
+        return ", ".join(dict.fromkeys(said))
+
+    def granter_for(self, source: AgentId) -> AgentId:
+        """In whose name to ask this source: its own when it may, else the first not refused."""
+        refused = self.sources[source].refused_grants
+        if source in self.grants and source not in refused:
+            return source
+        return next((each for each in self.grants if each not in refused), next(iter(self.grants)))
 
 
 class Line:

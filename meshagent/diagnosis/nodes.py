@@ -175,6 +175,12 @@ _REFUSALS: dict[str, tuple[Callable[[str, str, str], Finding], str, str]] = {
         "{agent} had no room for another link {times}.",
         "Raise its file limit before the join (ulimit -n 4096), or run fewer agents.",
     ),
+    "mail of a lost database": (
+        problem,
+        "{agent} once had mail that its database does not hold, {times}: it was deleted, or is an "
+        "older copy. The senders know it as delivered and don't send it again.",
+        "All that is new arrives. A later copy may be in its folder 'backups': meshagent restore",
+    ),
     "malformed": (problem, _NOISE, _LOOK),
     "malformed message": (problem, _NOISE, _LOOK),
     "malformed update": (problem, _NOISE, _LOOK),

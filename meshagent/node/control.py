@@ -59,6 +59,8 @@ class ControlServer:
             "inbox": mailroom.inbox,
             "read": mailroom.read,
             "done": mailroom.done,
+            "message": mailroom.message,
+            "fetch": mailroom.fetch,
             "outbox": mailroom.outbox,
             "cancel": mailroom.cancel,
             "log": mailroom.log,

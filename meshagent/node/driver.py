@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from meshagent.core.attachments import Attachment, AttachmentLimits
 from meshagent.core.codec import encode
 from meshagent.core.delivery import Delivery
 from meshagent.core.effects import (
     Accepted,
     CloneFound,
     CloseLink,
+    Collect,
     CountUnread,
     Deliver,
     Dial,
@@ -38,10 +40,12 @@ from meshagent.core.effects import (
 from meshagent.core.frames import Mail, MailAck
 from meshagent.core.identity import Identity, MeshSecret, verify
 from meshagent.core.mesh import Mesh
-from meshagent.core.messages import Message, MessageState
+from meshagent.core.messages import Message, MessageState, parse_body
+from meshagent.core.parcels import Parcels
 from meshagent.core.ports import (
     Announcement,
     Discovery,
+    NewEpoch,
     OutEntry,
     PeerRow,
     Row,
@@ -50,10 +54,12 @@ from meshagent.core.ports import (
 )
 from meshagent.core.records import STATUS_CHARACTERS_MAX, Record
 from meshagent.core.spooling import Drop
+from meshagent.core.transfer import Transfer
 from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
 from meshagent.errors import CloneRunning, LimitReached, MeshError, RemoteProtocolError, UsageError
 from meshagent.node.letters import Receipt
 from meshagent.node.local_post import LocalPost
+from meshagent.node.porter import BLOB_EFFECTS, Porter
 from meshagent.node.subscribers import Event, Subscribers
 from meshagent.node.views import peer_view
 
@@ -69,6 +75,10 @@ DUE_ITEMS_MAX = 1000
 RETAIN_MS = 30 * 24 * 3600 * 1000  # delivered history is kept for a month
 RETAIN_BYTES = 1024 * 1024 * 1024  # and up to a gigabyte
 TURN_SENDS_MAX = 128  # taken in at once: a few ms of work, many rows for one sync
+OLDER_COPY = (
+    "a peer has messages that this database never sent: it is an older copy; "
+    "what waits was numbered anew, and nothing is lost"
+)
 RUN_SHIFT = 32  # an incarnation is the durable run number and a counter within the run
 
 
@@ -102,6 +112,8 @@ class Driver:
         discoveries: Sequence[Discovery],
         log: logging.Logger,
         post: LocalPost | None = None,
+        porter: Porter | None = None,
+        limits: AttachmentLimits | None = None,
         rng: random.Random | None = None,
         room: Callable[[], int] = lambda: ROOM_BYTES_MIN,
     ) -> None:
@@ -125,6 +137,8 @@ class Driver:
         self._handed_in: list[_HandedIn] = []
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self.post = post or LocalPost()
+        self.porter = porter
+        self._limits = limits or AttachmentLimits()
         self._room = room
         self.receipts: WeakValueDictionary[str, Receipt] = WeakValueDictionary()
         self.mail_came = asyncio.Event()
@@ -164,6 +178,11 @@ class Driver:
         )  # fmt: skip
         self._mesh.remember(remembered, self._loop.time())
         self.log.info("joined as %s at %s", self.agent, ", ".join(self.addresses))
+        if self.porter is not None:
+            self._started.append(self.porter.close)
+            await self.porter.start(self)
+        for sender, message in delivery.parcels.held():
+            self._turn(self._mesh.collect(sender, message, self._loop.time()))
         self._started.append(self.post.close)
         await self.post.start(self)
         for discovery in self._discoveries:
@@ -352,8 +371,14 @@ class Driver:
 
     async def committed(self) -> None:
         """Until all that was decided so far is durable, or has failed."""
-        while self._committing is not None:
-            await asyncio.shield(self._committing)
+        if self._committing is None:
+            return
+        passed = self._loop.create_future()
+        mark = f"mark {id(passed)}"  # no message's id: it stands in line behind them
+        self._accepting[mark] = passed
+        self._turn([Accepted(self.agent, mark)])
+        with contextlib.suppress(MeshError):
+            await passed
 
     @property
     def runs(self) -> bool:
@@ -428,7 +453,7 @@ class Driver:
             return {"queued": 0, "sent": 0}
         waiting = max(0, delivery.pending - delivery.withdrawn)
         sent = min(waiting, delivery.on_wire)
-        return {"queued": waiting - sent, "sent": sent}
+        return {"queued": waiting - sent, "sent": sent + len(delivery.taken)}
 
     def unread(self) -> int:
         """How many messages in the inbox nobody has dealt with."""
@@ -438,9 +463,20 @@ class Driver:
     async def _delivery(self) -> Delivery:
         """An engine that begins where the disk stands."""
         mail, withdrawn = await self._store.mail_start(), await self._store.withdrawn()
+        parcels = Parcels(self._limits)
+        for entry in await self._store.receiving():
+            parcels.hold(AgentId(entry.sender), parse_body(entry.body))
         return Delivery(
-            mail.epoch, mail.streams, mail.watermarks, mail.unread, self._rng, withdrawn=withdrawn
-        )
+            mail.epoch, mail.streams, mail.watermarks, mail.unread, self._rng,
+            withdrawn=withdrawn, parcels=parcels, taken=mail.taken,
+        )  # fmt: skip
+
+    def _go_on_with(self, delivery: Delivery) -> None:
+        """Use this engine from now on, and go on with what it holds."""
+        now = self._loop.time()
+        self._turn(self.mesh.deliver_with(delivery, now))
+        for sender, message in delivery.parcels.held():
+            self._turn(self.mesh.collect(sender, message, now))
 
     def _wall_ms(self, now: float) -> int:
         return int((now + self.clock_offset) * 1000)
@@ -457,8 +493,32 @@ class Driver:
         try:
             await self._store.restore(path)
         finally:
-            delivery = await self._delivery()
-            self._turn(self.mesh.deliver_with(delivery, self._loop.time()))
+            self._go_on_with(await self._delivery())
+
+    # -- attachments --------------------------------------------------------------------------
+
+    @property
+    def transfer(self) -> Transfer:
+        """The engine that moves blobs."""
+        return self.mesh.transfer
+
+    def blob(self, answer: Callable[..., list[Effect]], *arguments: Any) -> None:
+        """Tell the transfer engine what came of an effect."""
+        if self._mesh is not None:
+            now = self._loop.time()
+            self._turn(self._mesh.relay(answer(*arguments, now), now))
+
+    def fetch(self, sender: AgentId, attachment: Attachment) -> None:
+        """Get this blob; the porter hears when it is here."""
+        self._turn(self.mesh.fetch(sender, attachment, self._loop.time()))
+
+    async def names_blob(self, sha256: bytes, peer: AgentId, direction: str) -> bool:
+        """Whether a message to (`out`) or from (`in`) this peer names the blob."""
+        return await self._store.names_blob(sha256, peer, direction)
+
+    def key_of(self, agent: AgentId) -> bytes | None:
+        """The key this agent is known with."""
+        return self.mesh.links.key_of(agent)
 
     async def _load(self, effect: Load) -> None:
         try:
@@ -477,8 +537,11 @@ class Driver:
             try:
                 due = await self._store.due(now_ms, DUE_ITEMS_MAX)
                 await self.withdraw(due, MessageState.EXPIRED)
+                self._turn(self.mesh.expire(self._loop.time()))
                 await self._store.retain(now_ms, RETAIN_MS, RETAIN_BYTES)
-                due_ms = await self._store.next_expiry()
+                if self.porter is not None:
+                    await self.porter.tidy(set(await self._store.blobs()))
+                due_ms = _earlier(await self._store.next_expiry(), self._next_held_expiry())
                 self._count_unread()
             except MeshError as error:
                 self.log.warning("not tidied: %s", error)
@@ -489,6 +552,10 @@ class Driver:
             self._house.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._house.wait(), wait_s)
+
+    def _next_held_expiry(self) -> int | None:
+        delivery = self.mesh.delivery
+        return delivery.parcels.next_expiry() if delivery is not None else None
 
     def _suspend(self, error: MeshError) -> None:
         """The disk did not take what it was given: nothing is accepted until it is well.
@@ -515,7 +582,7 @@ class Driver:
             if self._mesh is not None:
                 self.log.info("the disk is well again")
                 self.trouble, self._suspended_by = "", None
-                self._turn(self._mesh.deliver_with(delivery, self._loop.time()))
+                self._go_on_with(delivery)
                 self._house.set()
             return
 
@@ -595,7 +662,9 @@ class Driver:
                 if accepted is not None and not accepted.done():
                     accepted.set_exception(error)
         kept: list[Effect] = [
-            e for e in effects if isinstance(e, Dial | CloseLink | PeerChanged | CloneFound)
+            e
+            for e in effects
+            if isinstance(e, (Dial, CloseLink, PeerChanged, CloneFound, *BLOB_EFFECTS))
         ]
         kept += [
             e
@@ -617,11 +686,13 @@ class Driver:
     def _apply(self, effects: list[Effect]) -> None:
         flush: dict[AgentId, int] = {}
         reports: list[Effect] = []
+        collect: list[tuple[AgentId, Message]] = []
         for effect in effects:
             # Those that every message brings come first: the order of the cases is their cost.
             match effect:
-                case Persist():
-                    pass
+                case Persist(row):
+                    if type(row) is NewEpoch:
+                        self.log.warning(OLDER_COPY)
                 case ReceiptChanged() | Deliver() | PeerChanged() | CloneFound():
                     reports.append(effect)
                 case Accepted(_, ident):
@@ -640,6 +711,10 @@ class Driver:
                     self._transport.close_link(link)
                 case Load():
                     self.spawn(self._load(effect))
+                case Collect(sender, message):
+                    collect.append((sender, message))
+                case _ if self.porter is not None:
+                    self.porter.perform(effect)
                 case CountUnread():
                     self._count_unread()
         for peer, upto in flush.items():
@@ -647,6 +722,9 @@ class Driver:
             if self._mesh is not None:
                 # In line: frames that wait behind a commit were decided upon before these.
                 self._turn(self._mesh.flush(peer, upto, self._loop.time()))
+        for sender, message in collect:
+            if self._mesh is not None:
+                self._turn(self._mesh.collect(sender, message, self._loop.time()))
         self._report(reports)
 
     def _report(self, reports: list[Effect]) -> None:
@@ -706,3 +784,8 @@ class Driver:
         self._timer = None
         if self._mesh is not None:
             self._turn(self._mesh.on_timer(self._loop.time()))
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    times = [each for each in (one, other) if each is not None]
+    return min(times, default=None)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshagent.core.attachments import Attachment
 from meshagent.core.messages import PROGRESS, MessageState, parse_body
 from meshagent.core.ports import InEntry
+from meshagent.core.types import AgentId
 from meshagent.errors import DeliveryTimeout, MeshError
 
 if TYPE_CHECKING:
     from meshagent.node.mailroom import Mailroom
+    from meshagent.node.porter import Attachable
 
-__all__ = ["Letter", "Receipt"]
+__all__ = ["Letter", "LetterAttachment", "Receipt"]
 
 DELIVERED_RANK = PROGRESS[MessageState.DELIVERED]
 _FAILED = frozenset({MessageState.EXPIRED, MessageState.REFUSED, MessageState.CANCELLED})
@@ -97,6 +101,35 @@ class Receipt:
                 self._waiting.remove(change)
 
 
+class LetterAttachment:
+    """A file that came with a letter. Its bytes must not be changed: other messages share them."""
+
+    def __init__(self, attachment: Attachment, sender: AgentId, room: Mailroom) -> None:
+        self._attachment, self._sender, self._room = attachment, sender, room
+        self.name, self.size, self.mime = attachment.name, attachment.size, attachment.mime
+        self.sha256 = attachment.sha256.hex()
+        self.width, self.height = attachment.width or None, attachment.height or None
+
+    def __repr__(self) -> str:
+        return f"<Attachment {self.name!r}, {self.size} bytes, {self.mime}>"
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is; None as long as it is not here: `await fetch()`."""
+        blobs = self._room.porter.blobs
+        held = blobs.holds(self._attachment.sha256, self.size)
+        return blobs.path(self._attachment.sha256) if held else None
+
+    async def fetch(self, progress: Callable[[int, int], None] | None = None) -> Path:
+        """Get it if it is not here; `progress` hears bytes received and the size."""
+        await self._room.porter.fetch(self._sender, self._attachment, progress)
+        return self._room.porter.blobs.path(self._attachment.sha256)
+
+    async def read(self) -> bytes:
+        """Its bytes, all at once."""
+        return await asyncio.to_thread((await self.fetch()).read_bytes)
+
+
 class Letter:
     """A message that came. It stays in the inbox, and is handed out again, until `done`."""
 
@@ -110,7 +143,9 @@ class Letter:
         self.data: Any = message.data
         self.thread = message.thread or message.id
         self.reply_to = message.reply_to
-        self.attachments: tuple[Any, ...] = ()
+        self.attachments = tuple(
+            LetterAttachment(each, AgentId(entry.sender), room) for each in message.attachments
+        )
         self.failures = entry.failures
 
     def __repr__(self) -> str:
@@ -124,11 +159,14 @@ class Letter:
         """It was acted upon: it will not be handed out again, and its sender learns that."""
         await self._room.done(self.id)
 
-    async def reply(self, text: str = "", *, data: Any = None) -> Receipt:
+    async def reply(
+        self, text: str = "", *, data: Any = None, attach: Iterable[Attachable] = ()
+    ) -> Receipt:
         """Answer its sender, in the same thread."""
         (receipt,) = await self._room.send(
-            self.sender, text, data=data, thread=self.thread, reply_to=self.id
-        )
+            self.sender, text, data=data, thread=self.thread, reply_to=self.id,
+            attach=[await self._room.porter.enclose(each) for each in attach],
+        )  # fmt: skip
         return receipt
 
     async def failed(self, times_max: int) -> bool:

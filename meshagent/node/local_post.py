@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +22,7 @@ from meshagent.core.ports import OutEntry, Store
 from meshagent.core.spooling import DROP_BYTES_MAX, pack_drop, parse_drop
 from meshagent.core.types import AgentId
 from meshagent.errors import MeshError, RemoteProtocolError
-from meshagent.transports.spool import Spool
+from meshagent.transports.spool import Spool, read, stream_of
 
 if TYPE_CHECKING:
     from meshagent.node.driver import Driver
@@ -70,6 +68,7 @@ class FolderPost(LocalPost):
         self._spool, self._store, self._is_local = spool, store, is_local
         self._identity, self._mesh_id = identity, mesh_id
         self._dropped: dict[AgentId, tuple[bytes, int]] = {}
+        self._swept: dict[AgentId, bytes] = {}
         self._dropping: dict[AgentId, asyncio.Task[None]] = {}
         self._more: set[AgentId] = set()
 
@@ -97,9 +96,10 @@ class FolderPost(LocalPost):
     def pending(self, peer: AgentId) -> None:
         """Drop what waits for an agent of this machine that has no link."""
         self._more.add(peer)  # one that drops already must look once more
-        if peer in self._dropping or self._is_linked(peer) or not self._is_local(peer):
+        if peer in self._dropping or (self._is_linked(peer) and self._is_swept(peer)):
             return
-        self._dropping[peer] = asyncio.create_task(self._gather(peer))
+        if self._is_local(peer):
+            self._dropping[peer] = asyncio.create_task(self._gather(peer))
 
     async def withdrawn(self, peer: AgentId) -> None:
         """Write the files anew that hold what was taken back: their numbers carry nothing now."""
@@ -108,19 +108,26 @@ class FolderPost(LocalPost):
         if not self._is_local(peer) or (start := await self._stream(peer)) is None:
             return
         epoch, floor = start
+        await self._sweep(peer, epoch)
         for first, last in await self._in_thread(self._spool.dropped, peer, epoch):
             limit = last - first + 1
             entries = [e for e in await self._store.pending(peer, first, limit) if e.seq <= last]
+            if (now := await self._numbers(peer)) is not None and now[0] != epoch:
+                await self.withdrawn(peer)  # what was read may have the numbers of a new epoch
+                return
             if entries:
                 await self._write(peer, _mail(epoch, floor, entries), first, last)
 
     async def _gather(self, peer: AgentId) -> None:
         await asyncio.sleep(GATHER_S)
         try:
-            while peer in self._more and not self._is_linked(peer):
+            while peer in self._more:
                 self._more.discard(peer)
-                if (start := await self._stream(peer)) is not None:
+                if (start := await self._stream(peer)) is None:
+                    continue
+                if not self._is_linked(peer):
                     await self._drop(peer, *start)
+                await self._sweep(peer, start[0])
         except MeshError as error:
             self._driver.log.warning("not dropped for %s: %s", peer, error)
         finally:
@@ -131,9 +138,11 @@ class FolderPost(LocalPost):
         start = await self._store.mail_start()
         for stream in start.streams:
             peer = AgentId(stream.peer)
-            waits = stream.floor < stream.next_seq and peer not in self._dropping
-            if waits and self._is_local(peer) and not self._is_linked(peer):
+            if peer in self._dropping or not self._is_local(peer):
+                continue
+            if stream.floor < stream.next_seq and not self._is_linked(peer):
                 await self._drop(peer, start.epoch, stream.floor)
+            await self._sweep(peer, start.epoch)
 
     async def _drop(self, peer: AgentId, epoch: bytes, floor: int) -> None:
         """All that is not in a file of this run yet.
@@ -144,7 +153,7 @@ class FolderPost(LocalPost):
         known, upto = self._dropped.get(peer, (epoch, 0))
         first = max(floor, upto + 1 if known == epoch else 0)
         while entries := list(await self._store.pending(peer, first, MAIL_ITEMS_MAX)):
-            if await self._stream(peer) != (epoch, floor):
+            if await self._numbers(peer) != (epoch, floor):
                 self._more.add(peer)  # numbers have changed while we read
                 return
             mail = _mail(epoch, floor, entries)
@@ -157,8 +166,47 @@ class FolderPost(LocalPost):
         data = pack_drop(self._identity, self._mesh_id, peer, mail)
         await self._in_thread(self._spool.drop, peer, mail.epoch, first, last, data)
 
+    async def _sweep(self, peer: AgentId, epoch: bytes) -> None:
+        """Remove our files of another epoch, once all that they hold is in this one or has ended.
+
+        One that holds more is the only copy of a message that a lost database had accepted.
+        """
+        if self._swept.get(peer) == epoch:
+            return
+        for path in await self._in_thread(self._spool.outdated, peer, epoch):
+            data = await self._in_thread(read, path, DROP_BYTES_MAX)
+            if data is not None and await self._is_kept(peer, data):
+                with contextlib.suppress(OSError):
+                    await self._in_thread(path.unlink)
+        self._swept[peer] = epoch
+
+    async def _is_kept(self, peer: AgentId, data: bytes) -> bool:
+        try:
+            mail = parse_drop(data, peer, self._mesh_id, verify).mail
+            ids = [parse_body(body).id for body in mail.items if body is not None]
+        except RemoteProtocolError:
+            return False
+        for ident in ids:
+            found = await self._store.outgoing(ident)
+            if not any((each.id, each.peer) == (ident, peer) for each in found):
+                return False
+        return True
+
+    def _is_swept(self, peer: AgentId) -> bool:
+        numbers = self._driver.mesh.numbers(peer)
+        if numbers is not None and peer not in self._swept and not self._is_local(peer):
+            self._swept[peer] = numbers[0]  # nobody left files for one who is elsewhere
+        return numbers is None or self._swept.get(peer) == numbers[0]
+
     async def _stream(self, peer: AgentId) -> tuple[bytes, int] | None:
-        """Our epoch and the first number that waits; from the disk when the engine has ended."""
+        """Our epoch and the first number that waits, once the disk has them too."""
+        numbers = await self._numbers(peer)
+        if self._driver.runs:
+            await self._driver.committed()
+        return numbers
+
+    async def _numbers(self, peer: AgentId) -> tuple[bytes, int] | None:
+        """As decided; from the disk when the engine has ended."""
         if self._driver.runs:
             return self._driver.mesh.numbers(peer)
         start = await self._store.mail_start()
@@ -180,18 +228,26 @@ class FolderPost(LocalPost):
             self._taking = asyncio.create_task(self._take())
 
     async def _take(self) -> None:
-        files = self._spool.mine(DROP_BYTES_MAX)
-        while found := await self._in_thread(lambda: list(islice(files, TAKE_FILES_MAX))):
+        waiting: set[str] = set()
+        found = await self._in_thread(self._spool.mine)
+        files = (path for path in found if stream_of(path) not in waiting)
+        while batch := list(islice(files, TAKE_FILES_MAX)):
+            drops = await self._in_thread(
+                lambda batch: [read(p, DROP_BYTES_MAX) for p in batch], batch
+            )
             # In order, and in one commit: each is decided upon before the first is waited for.
-            if not all(await asyncio.gather(*(self._take_one(*each) for each in found))):
-                return  # our disk or inbox is full: the files wait
+            taken = await asyncio.gather(*map(self._take_one, batch, drops))
+            # What comes behind one that is not ours yet waits; other senders' files don't.
+            waiting |= {
+                stream_of(path) for path, ours in zip(batch, taken, strict=True) if not ours
+            }
 
     async def _take_one(self, path: Path, data: bytes | None) -> bool:
         try:
             if data is None:
                 raise RemoteProtocolError("The file can't be read.")
             drop = parse_drop(data, self._identity.agent, self._mesh_id, verify)
-            if not await self._driver.take(replace(drop, mail=_still_wanted(drop.mail))):
+            if not await self._driver.take(drop):
                 return False
         except RemoteProtocolError as error:
             self._driver.log.warning("a file in the spool was refused: %s", error)
@@ -214,17 +270,3 @@ def _mail(epoch: bytes, floor: int, entries: list[OutEntry]) -> Mail:
             break
         items.append(body)
     return Mail(epoch, min(floor, entries[0].seq), entries[0].seq, tuple(items))
-
-
-def _still_wanted(mail: Mail) -> Mail:
-    """Without what has expired: its sender may have ended before it could say so. One machine has
-    one clock, so ours is the sender's."""
-    now_ms = time.time_ns() // 1_000_000
-    return replace(mail, items=tuple(None if _expired(b, now_ms) else b for b in mail.items))
-
-
-def _expired(body: bytes | None, now_ms: int) -> bool:
-    try:
-        return body is not None and 0 < parse_body(body).expires_ms <= now_ms
-    except RemoteProtocolError:
-        return False

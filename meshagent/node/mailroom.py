@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshagent.core.addressing import Known, resolve
+from meshagent.core.attachments import Attachment, grant_words
 from meshagent.core.messages import (
     RECEIPT_KIND,
     Message,
@@ -18,11 +19,13 @@ from meshagent.core.messages import (
     MessageState,
     parse_body,
 )
+from meshagent.core.names import display_name
 from meshagent.core.ports import InEntry, InState, LogEntry, OutEntry, Store
 from meshagent.core.types import AgentId, is_agent_id
 from meshagent.errors import NoSuchPeer, RemoteProtocolError, UsageError
 from meshagent.node.driver import Driver
 from meshagent.node.letters import Receipt
+from meshagent.node.porter import Porter
 from meshagent.node.views import iso
 
 __all__ = ["Mailroom"]
@@ -36,8 +39,11 @@ _TAKEN_BACK = frozenset({MessageState.QUEUED})
 class Mailroom:
     """The messages of one agent."""
 
-    def __init__(self, driver: Driver, store: Store, known: Callable[[], Sequence[Known]]) -> None:
+    def __init__(
+        self, driver: Driver, store: Store, porter: Porter, known: Callable[[], Sequence[Known]]
+    ) -> None:
         self._driver, self._store, self._known = driver, store, known
+        self.porter = porter
         self._ids = MessageIds(random.Random(random.SystemRandom().getrandbits(128)))
 
     # -- sending ------------------------------------------------------------------------------
@@ -57,8 +63,12 @@ class Mailroom:
         thread: str = "",
         reply_to: str = "",
         ttl_s: float | None = None,
+        attach: Sequence[tuple[str, str]] = (),
     ) -> list[Receipt]:
-        """Accept each text for each recipient; all are durable when this returns."""
+        """Accept each text for each recipient; all are durable when this returns.
+
+        `attach` are names, and the SHA-256 in hex of what stands in the blob store already.
+        """
         if kind == RECEIPT_KIND:
             raise UsageError(f"The kind {kind!r} is the mesh's own.", hint="Choose another kind.")
         recipients = self.recipients(to)
@@ -66,25 +76,40 @@ class Mailroom:
             raise UsageError(
                 f"{to!r} is this agent itself.", hint="Send as another one: --as AGENT"
             )
+        attached = [await self._enclose(*each) for each in attach]
         now_ms = time.time_ns() // 1_000_000
         expires_ms = 0 if ttl_s is None else now_ms + int(ttl_s * 1000)
-        outgoing = [
-            (
-                peer,
-                Message(
+        outgoing = []
+        for peer in recipients:
+            attachments = tuple(self._grant(each, peer) for each in attached) if attached else ()
+            for text in texts:
+                message = Message(
                     self._ids.next(now_ms), kind, text, now_ms, data, thread, reply_to,
-                    expires_ms=expires_ms,
-                ),
-            )
-            for text in texts
-            for peer in recipients
-        ]  # fmt: skip
+                    attachments=attachments, expires_ms=expires_ms,
+                )  # fmt: skip
+                outgoing.append((peer, message))
         receipts = [Receipt(message.id, peer) for peer, message in outgoing]
         for receipt in receipts:
             self._driver.receipts[receipt.id] = receipt
         if outgoing:
             await self._driver.send(outgoing)
         return receipts
+
+    async def _enclose(self, name: str, sha256: str) -> Attachment:
+        """A blob of the store as a message names it; from now on this agent keeps it."""
+        try:
+            digest = bytes.fromhex(sha256)
+        except ValueError:
+            raise UsageError(f"{sha256!r} is not a SHA-256.") from None
+        await self.porter.keep(digest)
+        found = await self.porter.describe(digest)
+        shown = display_name(name)
+        return Attachment(shown, found.size, found.mime, digest, found.width, found.height)
+
+    def _grant(self, attachment: Attachment, peer: AgentId) -> Attachment:
+        profile, me = self._driver.profile, self._driver.agent
+        words = grant_words(profile.secret.mesh_id, me, peer, attachment.sha256)
+        return attachment._replace(grant=profile.identity.sign(words))
 
     async def receipt(self, ident: str) -> dict[str, Any]:
         """How far a message of ours has come."""
@@ -130,7 +155,8 @@ class Mailroom:
                 break
             found += [self._in_view(row) for row in reversed(rows)]
             upto = rows[0].position - 1
-        return found[::-1]
+        held = [self._in_view(row) for row in await self._store.receiving()]
+        return [*found[::-1], *held][-limit:]
 
     async def newest(self) -> int:
         """The position of the newest message that came."""
@@ -161,6 +187,11 @@ class Mailroom:
 
     async def mark(self, entry: InEntry, state: str, failures: int = 0) -> None:
         """Note what became of a message, and tell its sender, in one commit."""
+        if entry.state == "receiving":
+            raise UsageError(
+                f"The attachments of {entry.id} are still on their way.",
+                hint="See how far they have come: meshagent inbox",
+            )
         now_ms = time.time_ns() // 1_000_000
         row = InState(entry.sender, entry.id, state, failures, now_ms)
         freed = 1 if state in ("done", "parked") and entry.state not in ("done", "parked") else 0
@@ -183,6 +214,38 @@ class Mailroom:
             limit, search=search, peer=agent, kind=kind, without=RECEIPT_KIND
         )
         return [self._log_view(row) for row in rows]
+
+    # -- attachments --------------------------------------------------------------------------
+
+    async def message(self, ident: str) -> dict[str, Any]:
+        """One message that came, as it is; nobody is told."""
+        return self._in_view(await self.one_in(ident))
+
+    async def fetch(self, ident: str) -> dict[str, Any]:
+        """Get every attachment of a message that is not here yet; returns when all are."""
+        entry = await self.one_in(ident)
+        for each in parse_body(entry.body).attachments:
+            await self.porter.fetch(AgentId(entry.sender), each)
+        return self._in_view(await self.one_in(entry.id))
+
+    def attachment_view(self, attachment: Attachment) -> dict[str, Any]:
+        """An attachment in JSON form; `received` counts the bytes that are here."""
+        sha256, size = attachment.sha256, attachment.size
+        here = self.porter.blobs.holds(sha256, size)
+        progress = None if here else self._driver.transfer.progress(sha256)
+        received, _, waits_for = progress or (size if here else 0, size, "")
+        return {
+            "name": attachment.name,
+            "size": size,
+            "mime": attachment.mime,
+            "sha256": sha256.hex(),
+            "state": "ready" if here else "receiving" if progress else "remote",
+            "path": str(self.porter.blobs.path(sha256)) if here else None,
+            "received": received,
+            "reason": waits_for or None,
+            "width": attachment.width or None,
+            "height": attachment.height or None,
+        }
 
     # -- copies -------------------------------------------------------------------------------
 
@@ -210,11 +273,11 @@ class Mailroom:
     # -- views --------------------------------------------------------------------------------
 
     def _in_view(self, entry: InEntry) -> dict[str, Any]:
-        view = _message_view(entry.body, entry.sender, self._driver.agent)
+        view = self._message_view(entry.body, entry.sender, self._driver.agent)
         return view | {"received_at": iso(entry.received_ms / 1000), "state": entry.state}
 
     def _out_view(self, entry: OutEntry) -> dict[str, Any] | None:
-        view = _message_view(entry.body, self._driver.agent, entry.peer)
+        view = self._message_view(entry.body, self._driver.agent, entry.peer)
         if view["kind"] == RECEIPT_KIND:
             return None
         state = entry.state
@@ -226,32 +289,31 @@ class Mailroom:
 
     def _log_view(self, entry: LogEntry) -> dict[str, Any]:
         ends = (entry.peer, self._driver.agent)
-        view = _message_view(entry.body, *(ends if entry.direction == "in" else ends[::-1]))
+        view = self._message_view(entry.body, *(ends if entry.direction == "in" else ends[::-1]))
         received = iso(entry.at_ms / 1000) if entry.direction == "in" else None
         return view | {"received_at": received, "state": entry.state, "reason": entry.reason}
+
+    def _message_view(self, body: bytes, sender: str, to: str) -> dict[str, Any]:
+        try:
+            message = parse_body(body)
+        except RemoteProtocolError:
+            message = Message("?", "damaged", "(this message can't be read)", 0)
+        return {
+            "id": message.id,
+            "from": sender,
+            "to": to,
+            "kind": message.kind,
+            "text": message.text,
+            "data": message.data,
+            "thread": message.thread or message.id,
+            "reply_to": message.reply_to or None,
+            "attachments": [self.attachment_view(each) for each in message.attachments],
+            "sent_at": iso(message.created_ms / 1000),
+        }
 
 
 def _receipt(entry: OutEntry) -> dict[str, Any]:
     return {"id": entry.id, "to": entry.peer, "state": entry.state, "reason": entry.reason}
-
-
-def _message_view(body: bytes, sender: str, to: str) -> dict[str, Any]:
-    try:
-        message = parse_body(body)
-    except RemoteProtocolError:
-        message = Message("?", "damaged", "(this message can't be read)", 0)
-    return {
-        "id": message.id,
-        "from": sender,
-        "to": to,
-        "kind": message.kind,
-        "text": message.text,
-        "data": message.data,
-        "thread": message.thread or message.id,
-        "reply_to": message.reply_to or None,
-        "attachments": [],
-        "sent_at": iso(message.created_ms / 1000),
-    }
 
 
 def _only(found: Sequence[Any], ident: str, where: str) -> Any:

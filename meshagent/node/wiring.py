@@ -24,6 +24,7 @@ from pathlib import Path
 
 from meshagent._version import __version__
 from meshagent.core.addressing import Known
+from meshagent.core.attachments import AttachmentLimits
 from meshagent.core.identity import MeshSecret
 from meshagent.core.ports import Announcement, Discovery
 from meshagent.core.records import HOST_CHARACTERS_MAX
@@ -34,9 +35,10 @@ from meshagent.node.control import ControlServer
 from meshagent.node.driver import Driver, Profile
 from meshagent.node.local_post import FolderPost
 from meshagent.node.mailroom import Mailroom
+from meshagent.node.porter import Porter
 from meshagent.node.snapshots import keep_snapshots
-from meshagent.session import runtime_folder
-from meshagent.storage.agents import list_agents
+from meshagent.session import open_blobs, runtime_folder
+from meshagent.storage.agents import AgentFolder, list_agents
 from meshagent.storage.files import mapped_errors
 from meshagent.storage.folder import MeshFolder
 from meshagent.storage.settings import DISCOVERY_CHOICES, Settings
@@ -110,7 +112,10 @@ async def open_node(mesh: MeshFolder, options: JoinOptions) -> AsyncIterator[Run
     agent = take_agent(mesh, options.role, options.name, options.capabilities, options.agent)
     joined = False
     try:
+        lost = _lost_database(agent.folder)
         with _open_log(agent) as log:
+            if lost:
+                log.warning(lost)
             peers = (*settings.peers, *options.peers)
             driver, mailroom = _assemble(mesh, agent, secret, settings, host, sources, peers, log)
             control = ControlServer(driver, mailroom, _control_path(agent), log)
@@ -119,7 +124,7 @@ async def open_node(mesh: MeshFolder, options: JoinOptions) -> AsyncIterator[Run
                 await driver.start(host, ports or (_own_port(agent), 0))
                 driver.spawn(keep_snapshots(driver, agent.folder.path / "backups"))
                 joined = True
-                warnings = [*mesh.warnings, *agent.folder.warnings]
+                warnings = [*mesh.warnings, *agent.folder.warnings, *([lost] if lost else [])]
                 yield RunningNode(driver, mailroom, agent, mesh, warnings, log, control)
             finally:
                 await driver.stop()
@@ -156,9 +161,15 @@ def _assemble(
         Spool(mesh.spool, identity.agent), store, identity, secret.mesh_id,
         lambda peer: (mesh.agents / peer).is_dir(),
     )  # fmt: skip
+    blobs = open_blobs(mesh, settings)
+    porter = Porter(blobs, agent.folder.path / "blobs", lambda peer: (mesh.agents / peer).is_dir())
     room = partial(_free_bytes, agent.folder.path)
-    driver = Driver(profile, transport, store, discoveries, log, post, room=room)
-    return driver, Mailroom(driver, store, lambda: _known(mesh, driver))
+    limits = AttachmentLimits(
+        settings.bytes_of("attachments_eager"), settings.bytes_of("attachments_each"),
+        settings.attachments_count, settings.attachments_types,
+    )  # fmt: skip
+    driver = Driver(profile, transport, store, discoveries, log, post, porter, limits, room=room)
+    return driver, Mailroom(driver, store, porter, lambda: _known(mesh, driver))
 
 
 def _free_bytes(folder: Path) -> int:
@@ -324,11 +335,30 @@ def _control_path(agent: LockedAgent) -> Path:
     return folder / f"{name}.sock"
 
 
+def _lost_database(folder: AgentFolder) -> str:
+    """What to tell when an agent that has run before has no database; empty when all is well."""
+    with contextlib.suppress(OSError):
+        if folder.log_file.stat().st_size > 0 and not folder.database.exists():
+            return (
+                f"{folder.database} is gone, so {folder.agent} begins with an empty one: it no "
+                "longer knows what came and what waited to be sent; its peers take its new mail "
+                f"for new. An older copy may be in {folder.path / 'backups'}: meshagent restore"
+            )
+    return ""
+
+
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """A disk that takes no more lines is told of in `status`; a traceback for each helps nobody."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
 @contextlib.contextmanager
 def _open_log(agent: LockedAgent) -> Iterator[logging.Logger]:
     """A logger of this node's own: several nodes in one process do not mix."""
     with mapped_errors(agent.folder.log_file, "write"):
-        handler = logging.handlers.RotatingFileHandler(
+        handler = _LogFile(
             agent.folder.log_file, maxBytes=LOG_BYTES_MAX, backupCount=LOG_FILES_MAX - 1
         )
     formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from core.made import EXAMPLES, MESH_ID, accusation, hello_of, identity, mesh_of, open_link, word_of
 
 from meshagent.core.codec import decode, encode, pack
-from meshagent.core.effects import Effect, Transmit
+from meshagent.core.effects import CheckAsk, Effect, OpenPartial, ReadChunk, Transmit, WriteChunk
 from meshagent.core.frames import CHUNK_BYTES, Gossip, Hello, Ping, Sync
 from meshagent.core.mesh import Mesh
 from meshagent.core.records import Signed, parse_update
-from meshagent.core.types import LinkId
+from meshagent.core.transfer import BLOB_FRAMES, Transfer
+from meshagent.core.types import AgentId, LinkId
 from meshagent.errors import RemoteProtocolError
 
 VICTIM, MEMBER, BYSTANDER = identity("victim"), identity("member"), identity("bystander")
@@ -153,6 +154,45 @@ class Target:
         assert self.mesh.me.incarnation < 2**62
 
 
+class BlobTarget:
+    """The transfer engine under fire from one peer, with a driver that says yes to everything."""
+
+    def __init__(self, seed: int) -> None:
+        self.engine, self.now, self.peer = Transfer(random.Random(seed)), 0.0, MEMBER.agent
+        self.perform(self.engine.connected(self.peer, self.now))
+        for at in range(3):
+            name, size = bytes([at]) * 32, (300_000, 5, 0)[at]
+            self.perform(self.engine.want(name, size, [self.peer], self.peer, b"", self.now))
+
+    def fire(self, parts: Sequence[bytes], rng: random.Random) -> None:
+        """The frame as it came, and with the number of a pull that lives."""
+        with suppress(RemoteProtocolError):
+            frame = decode(parts)
+            if isinstance(frame, BLOB_FRAMES):
+                self.perform(self.engine.receive(frame, self.peer, self.now))
+                live = replace(frame, pull=rng.choice([*self.engine._pulling._pulls, 7]))
+                self.perform(self.engine.receive(live, AgentId(self.peer), self.now))
+        self.now += rng.choice((0.0, 0.01, 40.0))
+        self.perform(self.engine.on_timer(self.now))
+
+    def perform(self, effects: list[Effect]) -> None:
+        engine, now, queue = self.engine, self.now, list(effects)
+        while queue:
+            match queue.pop(0):
+                case CheckAsk(peer, pull):
+                    queue += engine.admitted(peer, pull, now)
+                case ReadChunk(peer, pull, _, index):
+                    queue += engine.chunk_read(peer, pull, index, b"x" * index, now)
+                case OpenPartial(sha256):
+                    queue += engine.opened(sha256, 0, now)
+                case WriteChunk(sha256, index):
+                    queue += engine.wrote(sha256, index, now)
+        serving, pulling = self.engine._serving, self.engine._pulling
+        assert serving._count <= 16
+        assert 0 <= pulling._held <= 16
+        assert len(pulling._wants) <= 3
+
+
 def attack(bases: Sequence[bytes], rng: random.Random) -> list[bytes]:
     """The parts of one hostile frame."""
     if rng.random() < 0.15:
@@ -167,17 +207,18 @@ def attack(bases: Sequence[bytes], rng: random.Random) -> list[bytes]:
 
 def fuzz(seed: int, iterations: int | None = None, seconds: float = 0.0) -> int:
     """Attack until the budget is spent; how many attacks that were."""
-    rng, bases, target = random.Random(seed), corpus(), Target(seed)
+    rng, bases, target, blobs = random.Random(seed), corpus(), Target(seed), BlobTarget(seed)
     until = time.monotonic() + seconds
     done = 0
     while done < iterations if iterations is not None else time.monotonic() < until:
         done += 1
         if done % ENGINE_LIVES == 0:
-            target = Target(seed + done)
+            target, blobs = Target(seed + done), BlobTarget(seed + done)
         parts = attack(bases, rng)
         try:
             read_all(parts)
             target.fire(parts, rng)
+            blobs.fire(parts, rng)
         except BaseException:
             print(f"seed {seed}, iteration {done}: {[part[:200] for part in parts[:3]]}")
             raise

@@ -1,12 +1,13 @@
-"""Scenarios on a disk that is really full: run in a mount namespace of their own, as a script.
+"""Scenarios on a disk that is really full, or fails: run in a mount namespace of their own.
 
-The project's folder is a tmpfs of a few MiB with one agent on it; `elsewhere` has room. What a
+The project's folder is a disk of a few MiB with one agent on it; `elsewhere` has room. What a
 scenario promises is asserted here; the test that starts it only looks at how it ends.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -23,7 +24,8 @@ DISK_BYTES = 40 * 1024 * 1024
 LARGE = "x" * 200_000
 RECOVERY_S = 15.0
 LIMIT_EXIT_CODE = 6
-IDLE_CPU_S = 0.5  # in two seconds: a node that can't write must not spin
+IDLE_S = 1.0
+IDLE_CPU_S = 0.25 * IDLE_S  # a node that can't write must not spin
 
 
 def mount(path: str, size: int) -> None:
@@ -39,13 +41,16 @@ class SmallDisk(Post):
         kept = {
             path.name: path.read_bytes() for path in self.folder.path.iterdir() if path.is_file()
         }
-        mount(str(self.project), DISK_BYTES)
+        self.mount()
         self.folder.path.mkdir(mode=0o700)
         for name, content in kept.items():
             path = self.folder.path / name
             path.touch(mode=0o600)
             path.write_bytes(content)
         self.ballast = self.project / "ballast"
+
+    def mount(self) -> None:
+        mount(str(self.project), DISK_BYTES)
 
     def use_up(self, leave: int) -> None:
         stat = os.statvfs(self.project)
@@ -75,15 +80,15 @@ class SmallDisk(Post):
                 accepted.append(text)
         raise AssertionError("the disk never was full")
 
-    def assert_calm(self, node: Node) -> None:
+    def assert_calm(self, node: Node, why: str = "full") -> None:
         """It lives, says what is wrong, and does not burn the processor over it."""
         assert node.process.poll() is None, node.told()
-        assert "full" in self.ask(node.agent, "status")["health"]["store"]
-        process = psutil.Process(node.pid)
-        before = sum(process.cpu_times()[:2])
-        time.sleep(2.0)
-        assert sum(process.cpu_times()[:2]) - before < IDLE_CPU_S
-        assert "trouble" in self.say(node.agent, "status").out
+        assert why in self.ask(node.agent, "status")["health"]["store"]
+        assert_idle(node)
+        told = self.say(node.agent, "status").out
+        assert "trouble" in told
+        assert why in told
+        assert "Traceback" not in node.err, node.err
 
     def wait_until_well(self, node: Node) -> None:
         wait_until(
@@ -91,6 +96,35 @@ class SmallDisk(Post):
             "the store to be well again",
             RECOVERY_S,
         )
+
+
+class FailingDisk(SmallDisk):
+    """A filesystem that turns read-only after an error, as most do, under files that are open."""
+
+    def mount(self) -> None:
+        image = self.root / "disk.img"
+        if not image.exists():
+            with image.open("wb") as file:
+                file.truncate(DISK_BYTES)
+            subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+        options = ["-o", "loop,errors=remount-ro"]
+        subprocess.run(["mount", *options, str(image), str(self.project)], check=True)
+
+    def fail(self) -> None:
+        subprocess.run(["mount", "-o", "remount,abort", str(self.project)], check=True)
+
+    def repair(self) -> None:
+        """As after a reboot; nobody has a file open there."""
+        subprocess.run(["umount", str(self.project)], check=True)
+        subprocess.run(["e2fsck", "-fy", str(self.root / "disk.img")], stdout=-3, check=False)
+        self.mount()
+
+
+def assert_idle(node: Node) -> None:
+    process = psutil.Process(node.pid)
+    before = sum(process.cpu_times()[:2])
+    time.sleep(IDLE_S)
+    assert sum(process.cpu_times()[:2]) - before < IDLE_CPU_S
 
 
 def accepting(post: SmallDisk) -> None:
@@ -163,10 +197,7 @@ def acknowledging(post: SmallDisk) -> None:
     back = post.join_elsewhere("backend", node)
     back.joined  # noqa: B018 - waits
     time.sleep(3.0)
-    process = psutil.Process(node.pid)
-    before = sum(process.cpu_times()[:2])
-    time.sleep(2.0)
-    assert sum(process.cpu_times()[:2]) - before < IDLE_CPU_S
+    assert_idle(node)
     post.free()
     post.wait_for_texts(absent, accepted)
     wait_until(
@@ -219,16 +250,71 @@ def _refused_for_space(node: Node) -> None:
     assert "Traceback" not in node.err
 
 
-SCENARIOS: dict[str, Callable[[SmallDisk], None]] = {
-    each.__name__: each
-    for each in (accepting, receiving, checkpointing, acknowledging, spooling, joining)
-}
+def turning_read_only(post: FailingDisk) -> None:
+    """Refused with the reason, nothing accepted that is not kept; after the repair all is there."""
+    node = post.start("tester")
+    peer = post.join_elsewhere("backend", node)
+    peer.wait_for_peer(node.agent, "alive")
+    absent = post.make_agent("absent", post.elsewhere).agent
+    accepted = [f"before {number}" for number in range(5)]
+    post.send(node.agent, absent, *accepted)
+    ids = post.send(peer.agent, node.agent, "it came before")
+    post.wait_for_state(peer.agent, ids[0], "delivered")
+    post.fail()
+    for _ in range(2):
+        ran = post.say(node.agent, "send", absent, "too late", "--json")
+        assert (ran.code, ran.out) == (1, ""), ran
+        assert "read-only" in ran.err, ran.err
+    ids += post.send(peer.agent, node.agent, "it comes later")
+    post.assert_calm(node, "read-only")
+    assert post.state(peer.agent, ids[1]) != "delivered"
+    assert texts(post.ask(node.agent, "outbox")) == accepted
+    assert texts(post.inbox(node.agent)) == ["it came before"]
+    node.end()
+    post.repair()
+    node = post.start("tester")
+    post.wait_for_texts(node.agent, ["it came before", "it comes later"])
+    post.send(node.agent, absent, "after")
+    post.join_elsewhere("absent", node).joined  # noqa: B018 - waits
+    post.wait_for_texts(absent, [*accepted, "after"])
+
+
+def refusing_every_write(post: SmallDisk) -> None:
+    """Whatever keeps a node from writing: when it is over, the node goes on by itself."""
+    node = post.start("tester")
+    peer = post.join_elsewhere("backend", node)
+    peer.wait_for_peer(node.agent, "alive")
+    (first,) = post.send(node.agent, peer.agent, "before")
+    post.wait_for_state(node.agent, first, "delivered")
+    limits = resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    ran = post.say(node.agent, "send", peer.agent, "refused", "--json")
+    assert (ran.code, ran.out) == (1, ""), ran
+    (ident,) = post.send(peer.agent, node.agent, "it waits")
+    post.assert_calm(node, "mesh.db")
+    assert post.state(peer.agent, ident) != "delivered"
+    resource.prlimit(node.pid, resource.RLIMIT_FSIZE, limits)
+    post.wait_until_well(node)
+    post.send(node.agent, peer.agent, "after")
+    post.wait_for_texts(node.agent, ["it waits"])
+    post.wait_for_texts(peer.agent, ["before", "after"])
+
+
+Scenario = Callable[[SmallDisk], None] | Callable[[FailingDisk], None]
+SCENARIOS: dict[str, tuple[type[SmallDisk], Scenario]] = {
+    each.__name__: (SmallDisk, each)
+    for each in (
+        accepting, receiving, checkpointing, acknowledging, spooling, joining,
+        refusing_every_write,
+    )
+} | {turning_read_only.__name__: (FailingDisk, turning_read_only)}  # fmt: skip
+LONG = ("acknowledging", "spooling")  # what the others show in part, at some length
 
 
 def main(name: str) -> None:
-    post = SmallDisk()
+    disk, scenario = SCENARIOS[name]
+    post = disk()
     try:
-        SCENARIOS[name](post)
+        scenario(post)  # type: ignore[arg-type]
     except BaseException:
         for log in [*Path(post.root).rglob("node.log")]:
             print(log, "\n".join(log.read_text().splitlines()[-30:]), file=sys.stderr)

@@ -6,11 +6,8 @@ answer leaves one message of unknown fate: it may arrive or not, once at most an
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -62,7 +59,7 @@ class Ordeal:
 
     def start(self, role: str, mutant: str = "") -> str:
         """A node of this role; `mutant` is code that spoils it first."""
-        node = self.post.join(role) if not mutant else self._spoiled(role, mutant)
+        node = self.post.join(role) if not mutant else self.post.join_changed(role, mutant)
         agent = str(node.joined.event["agent"])
         self._nodes[agent] = node
         return agent
@@ -112,7 +109,7 @@ class Ordeal:
         node.wait()
         self.killed += 1
         role = victims[agent]
-        again = self.post.join(role) if not mutant else self._spoiled(role, mutant)
+        again = self.post.join(role) if not mutant else self.post.join_changed(role, mutant)
         if self.killed >= self.kills or self.rng.random() < 0.7:  # else it may die while it starts
             assert again.agent == agent
         self._nodes[agent] = again
@@ -143,19 +140,3 @@ class Ordeal:
                 (receipt,) = session.ask("send", to=reader, text=str(number))
                 account.unknown.discard(number)
                 account.accepted[receipt["id"]] = number
-
-    def _spoiled(self, role: str, mutant: str) -> Node:
-        code = f"{mutant}\nfrom meshagent.cli import main\nmain()"
-        errors = self.post.root / f"mutant-{self.killed}-{os.getpid()}"
-        with errors.open("wb") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-c", code, "join", "--json", "--role", role],
-                cwd=self.post.project,
-                env=self.post.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-            )
-        node = Node(process, errors)
-        self.post.adopt(node)
-        return node

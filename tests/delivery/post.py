@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,9 +54,22 @@ class Post(Mesh):
         folder = self.elsewhere.path.parent
         return self.join(role, *dial, *arguments, cwd=folder, discovery="none")
 
-    def adopt(self, node: Node) -> None:
-        """End this one with the others."""
+    def join_changed(self, role: str, change: str) -> Node:
+        """A node whose code is changed first: another version, or one that is broken."""
+        code = f"{change}\nfrom meshagent.cli import main\nmain()"
+        errors = self.root / f"stderr-{len(self._started)}"
+        with errors.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", code, "join", "--json", "--role", role],
+                cwd=self.project,
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+            )
+        node = Node(process, errors)
         self._started.append(node)
+        return node
 
     def leave(self, node: Node) -> None:
         node.process.terminate()
@@ -108,7 +122,7 @@ class Post(Mesh):
             wait_until(are_here, f"{len(wanted)} messages", within)
         except AssertionError:
             raise AssertionError(f"{len(wanted)} were wanted, there are: {came[:40]}") from None
-        assert came == wanted
+        assert came == wanted, f"wanted {wanted[:40]}, came {came[:40]}"
         return time.monotonic()
 
     # -- commands -------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -58,7 +60,11 @@ def test_the_second_of_two_copies_refuses_and_mail_goes_on(post: Post) -> None:
     shutil.copytree(post.folder.agents / agent, copy)
     second = post.join_elsewhere("tester", peer)
     assert second.wait(15.0) == 5
-    assert f"Another node already runs as {agent}" in second.err
+    told = json.loads(second.err)["error"]
+    assert f"Another node already runs as {agent}, from a copy of its folder" in told["message"]
+    assert "join here with another --role or --name" in told["hint"]
+    assert "a copied folder" in _diagnosis(post)
+    assert "a copy of this agent runs elsewhere" in (copy / "node.log").read_text()
     assert sender.process.poll() is None
     post.send(agent, peer.agent, *words("after"))
     post.wait_for_texts(peer.agent, words("after"))
@@ -82,8 +88,15 @@ def test_a_copy_that_takes_over_loses_nothing_to_false_dedup(post: Post) -> None
     post.wait_for_texts(peer.agent, [*words("both"), *words("first copy"), *words("second copy")])
 
 
-@pytest.mark.parametrize("fate", ["put back", "deleted"])
-@pytest.mark.parametrize("waiting", [False, True])
+@pytest.mark.parametrize(
+    ("fate", "waiting"),
+    [
+        ("put back", False),
+        ("put back", True),
+        ("deleted", False),
+        pytest.param("deleted", True, marks=pytest.mark.long),
+    ],
+)
 def test_new_mail_of_a_sender_whose_database_is_old_is_not_taken_for_old(
     post: Post, fate: str, waiting: bool
 ) -> None:
@@ -111,6 +124,26 @@ def test_new_mail_of_a_sender_whose_database_is_old_is_not_taken_for_old(
     wait_until(
         lambda: post.ask(agent, "status")["outbox"] == {"queued": 0, "sent": 0}, "every answer"
     )
+    _assert_explained(post, sender, fate)
+
+
+def _assert_explained(post: Post, sender: Node, fate: str) -> None:
+    """What the person is told of the database: by the join, the log, `status` and `doctor`."""
+    log = (post.folder.agents / sender.agent / "node.log").read_text()
+    if fate == "deleted":
+        for told in (sender.err, log):
+            assert "mesh.db is gone" in told
+            assert "no longer knows what came and what waited" in told
+            assert "meshagent restore" in told
+    else:
+        assert sender.err == ""
+        assert "it is an older copy; what waits was numbered anew, and nothing is lost" in log
+        assert "numbers from another day" in post.say(sender.agent, "status").out
+        assert "its database is an older copy" in _diagnosis(post)
+
+
+def _diagnosis(post: Post) -> str:
+    return " ".join(post.run("doctor", env={"COLUMNS": "200"}).out.split())
 
 
 def test_old_files_in_the_spool_hide_no_new_message(post: Post) -> None:
@@ -150,7 +183,10 @@ def test_a_recipient_whose_database_is_old_gets_all_that_is_new(post: Post, fate
     post.leave(peer)
     disk = Disk(post, reader)
     disk.keep()
+    started = time.monotonic()
     peer = post.start("backend")
+    # Else the spool may get a copy too, which rightly comes again when the database is lost.
+    sender.wait_for_peer(reader, "alive", since=started)
     last = post.send(agent, reader, *words("today"))[-1]
     post.wait_for_texts(reader, [*words("yesterday"), *words("today")])
     post.wait_for_state(agent, last, "delivered")  # else it would rightly come again
@@ -161,6 +197,8 @@ def test_a_recipient_whose_database_is_old_gets_all_that_is_new(post: Post, fate
     post.send(agent, reader, *words("tomorrow"))
     kept = words("yesterday") if fate == "put back" else []
     post.wait_for_texts(reader, [*kept, *words("while it was away"), *words("tomorrow")])
+    assert "mail of a lost database" in post.say(reader, "status").out
+    assert "once had mail that its database does not hold" in _diagnosis(post)
 
 
 def test_a_restored_backup_gives_new_mail_new_numbers(post: Post) -> None:

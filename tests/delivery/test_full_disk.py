@@ -1,4 +1,4 @@
-"""A node on a full disk: a clear state, nothing accepted that is not kept, and it goes on alone."""
+"""A full or failing disk: a clear state, nothing accepted that is not kept, and it goes on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from delivery.full_disk import SCENARIOS
+from delivery.full_disk import LONG, SCENARIOS
 
 pytestmark = [
     pytest.mark.process,
@@ -19,8 +19,11 @@ pytestmark = [
 TESTS = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_full_disk_is_a_state_and_not_a_loss(scenario: str) -> None:
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(each, marks=[pytest.mark.long] * (each in LONG)) for each in SCENARIOS],
+)
+def test_a_full_or_failing_disk_is_a_state_and_not_a_loss(scenario: str) -> None:
     ran = subprocess.run(
         ["unshare", "-m", sys.executable, "-m", "delivery.full_disk", scenario],
         cwd="/",

@@ -73,7 +73,9 @@ def test_a_follower_sees_a_whole_backlog_drain(post: Post) -> None:
     post.send(sender.agent, agent, *[f"{number}" for number in range(count)])
     back = post.start("backend")
     follower, followed = post.follow(agent)
-    wait_until(lambda: len(post.inbox(agent)) == count, "the backlog to drain")
+    wait_until(
+        lambda: post.ask(agent, "status")["inbox"]["unread"] == count, "the backlog to drain"
+    )
 
     def shown() -> list[str]:
         first, *lines = followed() or ["[]"]

@@ -161,6 +161,28 @@ def test_a_message_past_its_time_expires_visibly_and_never_arrives(
     assert post.state(writer, ran.json["id"]) == "expired"
 
 
+def test_a_message_for_who_never_returns_expires_or_waits_in_sight(post: Post) -> None:
+    writer = post.start("tester").agent
+    absent = post.make_agent("backend").agent
+    lasting = post.say(writer, "send", "backend", "no matter when", "--json").json["id"]
+    ran = post.say(
+        writer, "send", "backend", "only now", "--ttl", "1s", "--strict", "--wait", "10", "--json"
+    )
+    assert (ran.code, ran.json["state"]) == (3, "expired")
+    assert 900 < ran.json["elapsed_ms"] < 4000
+    assert f"Not delivered: expired for {absent}" in ran.err
+    stale = ran.json["id"]
+    waits = post.say(writer, "outbox", "--json").json
+    assert [(each["id"], each["state"]) for each in waits] == [(lasting, "queued")]
+    ends = {lasting: "queued", stale: "expired"}
+    for listing in (("outbox", "--all"), ("log",)):
+        shown = post.say(writer, *listing, "--json").json
+        assert {each["id"]: each["state"] for each in shown} == ends
+        lines = post.say(writer, *listing).out.splitlines()
+        assert ["expired" in line for line in lines] == [False, True]
+    assert post.ask(writer, "status")["outbox"] == {"queued": 1, "sent": 0}
+
+
 def test_a_bad_span_of_time_is_a_usage_error(shared: Post, pair: tuple[Node, Node]) -> None:
     for span in ("0", "soon", "-1", "5y"):
         ran = shared.say(pair[0].agent, "send", "backend", "x", f"--ttl={span}")

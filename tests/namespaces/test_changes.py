@@ -70,6 +70,7 @@ def test_a_new_address_is_the_same_peer(lan: Lan, nodes: NodeProcesses) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_card_that_was_down_for_8_s_brings_the_same_peer_back(
     lan: Lan, nodes: NodeProcesses
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_machine_that_vanishes_without_a_word_is_gone_in_5_s(
             assert not set(other.states_of(peer, pulled)) & {"suspect", "gone"}
 
 
+@pytest.mark.long  # the simulator shows it for hundreds of partitions
 def test_two_halves_that_were_apart_end_with_one_view(lan: Lan, nodes: NodeProcesses) -> None:
     hosts, members = mesh_of(lan, nodes, 4)
     left, right = members[:2], members[2:]

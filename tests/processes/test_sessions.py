@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,9 @@ import pytest
 from processes.harness import Mesh, Node, finish
 
 from meshagent.discovery.registry import process_start, this_host
+from meshagent.errors import NotRunning
 from meshagent.node.control import SESSIONS_MAX
+from meshagent.session import Session, running_agents
 
 pytestmark = pytest.mark.process
 
@@ -158,6 +161,26 @@ def test_a_session_is_told_when_its_node_does_not_answer(mesh: Mesh) -> None:
     ran = mesh.run("peers")
     assert ran.code == 5
     assert "No agent of this mesh is running" in ran.err
+
+
+def test_a_copy_may_take_longer_than_any_other_answer(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshagent.session.ANSWER_TIMEOUT_S", 0.2)
+    path = mesh.runtime / "node.sock"
+    _register(mesh, "slow-k3f9a2qd", path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        with Session(running_agents(mesh.folder.registry)[0]) as session:
+            node, _ = listener.accept()
+            answer = threading.Timer(0.6, node.sendall, [b'{"id": 1, "result": "copied"}\n'])
+            with node:
+                answer.start()
+                assert session.ask("backup", path="x") == "copied"
+                with pytest.raises(NotRunning, match="timed out"):
+                    session.ask("status")
+                answer.join()
 
 
 @pytest.mark.parametrize("words", ["half a line", "silence"])

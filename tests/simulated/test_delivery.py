@@ -68,6 +68,8 @@ class Accounts:
         """What was withdrawn before it left."""
         self.lost_there: set[str] = set()
         """In an inbox on a disk that is no more."""
+        self.brief: set[str] = set()
+        """What may expire."""
         self.revived: set[str] = set()
         """Withdrawn on a disk that is no more, and not on the one that took its place."""
         self.lost_here: set[str] = set()
@@ -119,14 +121,16 @@ class Accounts:
         assert not unkept, f"{node.name} accepted, and does not have: {unkept}"
         # A file in the spool may be older than the epoch in which its message was withdrawn; or it
         # was found when the clock was ahead, and what was too late by then goes out anew.
-        brief = {out.row.id for out in node.disk.outbox.get(peer, ()) if out.row.expires_ms}
-        astray = {i for i in node.disk.renumbered if states.get(i) in WITHDRAWN or i in brief}
+        outbox = node.disk.outbox.get(peer, ())
+        self.brief |= {out.row.id for out in outbox if out.row.expires_ms}
+        renumbered = node.disk.renumbered
+        astray = {i for i in renumbered if states.get(i) in WITHDRAWN} | renumbered & self.brief
         # Whoever lost what came first, or took back what is here again, has the rest already.
         astray |= self.revived | self.lost_there
         order = [place[each] for each in accepted if each in place and each not in astray]
         late = [came[a] for a, b in pairwise(order) if b < a]
         assert not late, f"{peer} has {late} of {node.name} after what was sent later"
-        for out in node.disk.outbox.get(peer, ()):
+        for out in outbox:
             if out.state in WITHDRAWN and out.row.body not in self.post.left:
                 self.taken_back.add(out.row.body)
             if out.settled:

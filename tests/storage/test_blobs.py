@@ -148,6 +148,23 @@ def test_the_hash_is_that_of_what_was_stored_even_if_the_file_changes_meanwhile(
         assert stored.sha256 == sha(noise(4 * 1024 * 1024))
 
 
+def test_a_clone_is_hashed_and_not_the_file_it_came_from(
+    store: BlobStore, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk of the tests can't clone; a copy stands for the clone."""
+    data = file.read_bytes()
+
+    def clone(target: int, source: int) -> bool:
+        os.write(target, os.pread(source, len(data), 0))
+        file.write_bytes(b"changed since")
+        return True
+
+    monkeypatch.setattr(importing, "_clone", clone)
+    stored = store.put(file)
+    assert (stored.sha256, stored.size) == (sha(data), len(data))
+    assert read_all(store, stored.sha256) == data
+
+
 def test_progress_is_told_to_the_end(store: BlobStore, file: Path) -> None:
     told: list[tuple[int, int | None]] = []
     store.put(file, lambda done, total: told.append((done, total)))

@@ -206,6 +206,43 @@ def test_a_file_that_was_attached_here_meanwhile_is_kept(store: BlobStore, tmp_p
     assert store.usage() == len(DATA)
 
 
+def test_a_blob_that_came_while_we_took_the_lock_is_found(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = store._refuse_if_held, [0]
+
+    def refuse(sha256: bytes, size: int) -> None:
+        real(sha256, size)
+        calls[0] += 1
+        if calls[0] == 1:
+            BlobStore(store.root).put(io.BytesIO(DATA))
+
+    monkeypatch.setattr(store, "_refuse_if_held", refuse)
+    with pytest.raises(Held):
+        store.begin(SHA, len(DATA))
+    assert files_in(store.root) == blobs_in(store)
+
+
+def test_a_lock_on_a_journal_that_is_gone_is_no_lock(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, others = partials.try_lock, []
+
+    def try_lock(descriptor: int) -> bool:
+        if not others:  # between our opening and our locking, its holder ends and another begins
+            others.append(None)
+            journal_file(store).unlink()
+            others.append(BlobStore(store.root).begin(SHA, len(DATA)))
+        return real(descriptor)
+
+    monkeypatch.setattr(partials, "try_lock", try_lock)
+    with pytest.raises(Busy):
+        store.begin(SHA, len(DATA))
+    others[1].write(DATA)
+    others[1].finish()
+    assert read_all(store, SHA) == DATA
+
+
 # What a power cut may leave -----------------------------------------------------------------------
 
 

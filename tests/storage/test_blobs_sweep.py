@@ -13,7 +13,7 @@ from storage.blob_files import LATER, assert_private, blobs_in, files_in, noise,
 
 from meshagent.errors import StorageError
 from meshagent.storage import shelves, sweeping
-from meshagent.storage.blobs import CHUNK_BYTES, BlobStore
+from meshagent.storage.blobs import CHUNK_BYTES, BlobStore, Reader
 from meshagent.storage.refusals import NotHeld
 from meshagent.storage.shelves import Shelf
 from meshagent.storage.sweeping import DAY_S, GRACE_S, PARTIAL_DAYS, Swept
@@ -214,6 +214,31 @@ def test_a_link_that_is_kept_anew_while_it_is_dropped_stays(
     assert (holder / SHA.hex()).samefile(store.path(SHA))
 
 
+def test_a_name_that_a_dying_sweep_took_is_given_back_by_the_link(
+    store: BlobStore, holder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store)
+    real = Shelf.link_over
+
+    def link_over(self: Shelf, name: str, target: Shelf, new_name: str) -> None:
+        real(self, name, target, new_name)
+        store.path(SHA).unlink()
+
+    monkeypatch.setattr(Shelf, "link_over", link_over)
+    store.keep(SHA, holder)
+    assert store.path(SHA).samefile(holder / SHA.hex())
+
+
+def test_a_blob_that_was_received_long_after_it_began_is_young(store: BlobStore) -> None:
+    with store.begin(SHA, len(DATA)) as partial:
+        partial.write(DATA)
+        data = store.root / "partial" / f"{SHA.hex()}.{len(DATA)}.data"
+        os.utime(data, (0, 0))
+        partial.finish()
+    assert store.sweep().count == 0
+    assert store.holds(SHA)
+
+
 def test_what_is_stored_again_is_young_again(store: BlobStore) -> None:
     put(store)
     found = store.path(SHA).stat()
@@ -383,6 +408,23 @@ def test_a_damaged_blob_is_moved_aside_and_received_anew(
     assert (holder / SHA.hex()).samefile(store.path(SHA))
     store.sweep(later())
     assert files_in(store.root) == blobs_in(store)
+
+
+def test_a_blob_that_was_replaced_while_it_was_verified_stays(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store)
+    store.path(SHA).write_bytes(b"damaged")
+    real = Reader.digest
+
+    def digest(self: Reader) -> bytes:
+        found = real(self)
+        put(store)
+        return found
+
+    monkeypatch.setattr(Reader, "digest", digest)
+    assert not store.verify(SHA)
+    assert read_all(store, SHA) == DATA
 
 
 def test_a_blob_that_the_disk_can_not_read_is_damaged(

@@ -1,0 +1,80 @@
+"""A thread that does blocking work in order, and tells the event loop what came of it.
+
+Results come back in bunches: a loop that is busy is woken once for all that is done by then.
+Invariant: whatever was asked is done once and told once, also when it failed; after `close`
+nothing is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["Hands"]
+
+T = TypeVar("T")
+
+Then = Callable[[Any, Exception | None], None]
+
+
+class Hands:
+    """One thread, for one event loop."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Then] | None] = queue.SimpleQueue()
+        self._done: list[tuple[Then, Any, Exception | None]] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def do(self, work: Callable[[], Any], then: Then) -> None:
+        """Do `work` there, and call `then` here with what it returned, or why it failed."""
+        self._jobs.put((work, then))
+
+    async def ask(self, work: Callable[[], T]) -> T:
+        """Do `work` there, and wait for what it returns or raises."""
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def then(result: T, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self.do(work, then)
+        return await future
+
+    async def close(self) -> None:
+        """Finish what waits, tell nothing more, and end the thread."""
+        self._closed = True
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            work, then = job
+            try:
+                outcome = (then, work(), None)
+            except Exception as error:
+                outcome = (then, None, error)
+            with self._lock:
+                self._done.append(outcome)
+                first = len(self._done) == 1
+            if first:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+                    self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        with self._lock:
+            done, self._done = self._done, []
+        for then, result, error in done:
+            if not self._closed:
+                then(result, error)

@@ -1,0 +1,153 @@
+"""What waits for one peer: which part is in memory, on the wire, settled."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshagent.core import outgoing
+from meshagent.core.frames import MAIL_ITEMS_MAX
+from meshagent.core.messages import MessageState, body_hash
+from meshagent.core.outgoing import FRAME_BYTES_MAX, Item, SendStream
+from meshagent.core.ports import OutEntry
+
+EPOCH = b"ourepoch"
+
+
+def item(seq: int, size: int = 10) -> Item:
+    body = bytes(size)
+    return Item(seq, f"m{seq}", body, body_hash(body), 0, MessageState.QUEUED)
+
+
+def stream(count: int, size: int = 10, durable: bool = True) -> SendStream:
+    made = SendStream(EPOCH)
+    made.linked = True
+    for seq in range(1, count + 1):
+        made.add(item(seq, size))
+    if durable:
+        made.durable = count
+    return made
+
+
+def frames(made: SendStream) -> list[list[int]]:
+    found = []
+    while (mail := made.next_frame()) is not None:
+        found.append(list(range(mail.first, mail.first + len(mail.items))))
+    return found
+
+
+def test_a_backlog_goes_out_in_few_frames() -> None:
+    assert [len(each) for each in frames(stream(MAIL_ITEMS_MAX + 3))] == [MAIL_ITEMS_MAX, 3]
+
+
+def test_a_frame_has_a_size_and_one_large_message_travels_alone() -> None:
+    assert frames(stream(3, FRAME_BYTES_MAX // 2)) == [[1], [2], [3]]
+    assert frames(stream(5, FRAME_BYTES_MAX // 3)) == [[1, 2], [3, 4], [5]]
+    assert frames(stream(2, 2 * FRAME_BYTES_MAX)) == [[1], [2]]
+
+
+def test_only_what_is_durable_leaves() -> None:
+    made = stream(3, durable=False)
+    assert frames(made) == []
+    made.durable = 2
+    assert frames(made) == [[1, 2]]
+
+
+def test_a_message_is_reported_as_sent_the_first_time_only() -> None:
+    made = stream(2)
+    frames(made)
+    assert made.first_sent == ["m1", "m2"]
+    made.first_sent = []
+    made.rewind(0)
+    assert frames(made) == [[1, 2]]
+    assert made.first_sent == []
+
+
+def test_going_back_never_reaches_what_is_settled_nor_goes_ahead() -> None:
+    made = stream(5)
+    frames(made)
+    made.settle(2)
+    made.rewind(0)
+    assert made.sent == 2
+    made.rewind(4)
+    assert made.sent == 2
+
+
+def test_what_is_settled_leaves_memory() -> None:
+    made = stream(3)
+    assert [each.id for each in made.settle(2)] == ["m1", "m2"]
+    assert (made.floor, made.waiting, made.loaded) == (3, 1, 3)
+    assert made.loaded_bytes == made.items[0].size
+    assert made.settle(1) == []
+    assert made.floor == 3
+
+
+def test_memory_is_bounded_by_number_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "WINDOW_ITEMS_MAX", 4)
+    made = stream(10)
+    assert (made.loaded, made.next_seq) == (4, 11)
+    assert not made.wants_more()
+    made.settle(3)
+    assert made.wants_more()
+    monkeypatch.setattr(outgoing, "WINDOW_BYTES_MAX", 100)
+    assert stream(10, 60).loaded == 1
+
+
+def test_only_what_comes_next_is_taken_from_disk() -> None:
+    made = SendStream(EPOCH, next_seq=6, floor=2)
+    made.linked = made.loading = True
+    made.take_loaded([item(2), item(3), item(5)])
+    assert (made.loaded, made.loading) == (3, False)
+    made.take_loaded([item(4)])
+    assert made.loaded == 3, "nobody asked"
+
+
+@pytest.mark.parametrize("reason", ["unlinked", "outdated"])
+def test_what_was_asked_for_in_another_life_is_passed_over(reason: str) -> None:
+    made = SendStream(EPOCH, next_seq=3)
+    made.linked = made.loading = True
+    if reason == "unlinked":
+        made.unlink()
+    else:
+        made.outdated = True
+    assert made.take_loaded([item(1)]) == []
+    assert (made.loaded, made.outdated, made.loading) == (0, False, False)
+
+
+def test_a_withdrawn_message_is_found_by_its_id_whatever_number_was_read() -> None:
+    made = stream(3)
+    assert made.withdraw(1, "m2", MessageState.CANCELLED)
+    assert [each.body is None for each in made.items] == [False, True, False]
+    assert not made.withdraw(2, "m2", MessageState.EXPIRED)
+    assert made.withdraw(9, "m9", MessageState.EXPIRED), "not in memory: the disk will tell"
+    assert made.loaded_bytes == sum(each.size for each in made.items)
+
+
+def test_a_row_of_the_outbox_that_was_withdrawn_carries_nothing() -> None:
+    def entry(state: str) -> OutEntry:
+        return OutEntry("bob", 4, "m", b"body", state, "", 9, 1, 1, False)
+
+    whole, empty = Item.from_entry(entry("queued")), Item.from_entry(entry("expired"))
+    assert (whole.body, empty.body) == (b"body", None)
+    assert whole.hash == empty.hash == body_hash(b"body")
+    assert (empty.seq, empty.expires_ms, empty.state) == (4, 9, MessageState.EXPIRED)
+
+
+def test_the_next_time_is_the_earliest_of_all() -> None:
+    made = stream(1)
+    assert made.due is None
+    made.answer_due = 3.0
+    assert made.due == 3.0
+    made.busy_until, made.gap_due = 2.0, 1.0
+    assert made.due == 1.0
+    made.forget_times()
+    assert made.due is None
+
+
+def test_an_answer_beyond_a_gap_ends_the_wait_for_it() -> None:
+    made = stream(5)
+    frames(made)
+    made.missing_after(0, 0.0)
+    made.missing_after(0, 0.01)
+    assert made.gap_due is not None
+    made.settle(1)
+    assert made.gap_due is None

@@ -1,0 +1,568 @@
+"""One engine at a time: what it asks, what it refuses, and what it costs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from meshagent.core.chunks import BLOB_BYTES_MAX, bytes_in, chunk_count, chunk_length
+from meshagent.core.effects import (
+    BlobFailed,
+    BlobProgress,
+    BlobReady,
+    CheckAsk,
+    ClosePartial,
+    CloseReader,
+    Effect,
+    FinishBlob,
+    OpenPartial,
+    ReadChunk,
+    Send,
+    WriteChunk,
+)
+from meshagent.core.frames import (
+    CHUNK_BYTES,
+    CREDIT_CHUNKS_MAX,
+    BlobAsk,
+    BlobChunk,
+    BlobEnd,
+    BlobMore,
+    BlobStop,
+    Frame,
+    Ping,
+)
+from meshagent.core.pulling import PullingConfig
+from meshagent.core.serving import ServingConfig
+from meshagent.core.transfer import Transfer
+from meshagent.core.types import AgentId
+from meshagent.errors import LimitReached
+
+ALICE, BOB, CAROL = AgentId("alice"), AgentId("bob"), AgentId("carol")
+X, Y = b"x" * 32, b"y" * 32
+FULL = bytes(CHUNK_BYTES)
+
+
+def engine(pulling: PullingConfig | None = None, serving: ServingConfig | None = None) -> Transfer:
+    return Transfer(random.Random(7), pulling, serving)
+
+
+def frames(effects: list[Effect], kind: type[Frame] = Frame) -> list[Frame]:
+    return [
+        each.frame for each in effects if isinstance(each, Send) and isinstance(each.frame, kind)
+    ]
+
+
+def the_ask(effects: list[Effect]) -> tuple[AgentId, BlobAsk]:
+    ((to, ask),) = [
+        (each.to, each.frame)
+        for each in effects
+        if isinstance(each, Send) and isinstance(each.frame, BlobAsk)
+    ]
+    return to, ask
+
+
+def pulling_from(
+    *peers: AgentId, size: int = 40 * CHUNK_BYTES, granter: AgentId = BOB
+) -> tuple[Transfer, BlobAsk]:
+    """An engine that has just asked the first of these for X."""
+    it = engine()
+    for peer in peers:
+        it.connected(peer, 0.0)
+    assert it.want(X, size, peers, granter, b"grant", 0.0) == [OpenPartial(X, size)]
+    _, ask = the_ask(it.opened(X, 0, 0.0))
+    return it, ask
+
+
+def serving_to(peer: AgentId, pull: int = 1, upto: int = 4) -> Transfer:
+    it = engine()
+    it.connected(peer, 0.0)
+    it.receive(BlobAsk(pull, X, 40 * CHUNK_BYTES, CAROL, b"grant", 0, upto), peer, 0.0)
+    return it
+
+
+@pytest.mark.parametrize(
+    ("size", "lengths"),
+    [
+        (0, []),
+        (1, [1]),
+        (CHUNK_BYTES - 1, [CHUNK_BYTES - 1]),
+        (CHUNK_BYTES, [CHUNK_BYTES]),
+        (CHUNK_BYTES + 1, [CHUNK_BYTES, 1]),
+        (3 * CHUNK_BYTES, [CHUNK_BYTES] * 3),
+    ],
+)
+def test_a_blob_is_cut_into_full_chunks_and_a_rest(size: int, lengths: list[int]) -> None:
+    assert chunk_count(size) == len(lengths)
+    assert [chunk_length(size, at) for at in range(len(lengths))] == lengths
+    assert [bytes_in(at, size) for at in range(len(lengths) + 1)] == [
+        sum(lengths[:at]) for at in range(len(lengths) + 1)
+    ]
+
+
+# -- pulling --------------------------------------------------------------------------------------
+
+
+def test_one_chunk_from_ask_to_ready() -> None:
+    it, ask = pulling_from(BOB, size=5)
+    assert ask == BlobAsk(ask.pull, X, 5, BOB, b"grant", 0, 1)
+    assert it.receive(BlobChunk(ask.pull, 0, b"hello"), BOB, 0.1) == [
+        WriteChunk(X, 0, b"hello"),
+        Send(BOB, BlobStop(ask.pull)),
+    ]
+    assert it.wrote(X, 0, 0.2) == [BlobProgress(X, 5, 5), FinishBlob(X)]
+    assert it.progress(X) == (5, 5, "")
+    assert it.finished(X, 0.3) == [BlobReady(X)]
+    assert it.progress(X) is None
+    assert it.deadline() is None
+
+
+def test_an_empty_blob_needs_nobody() -> None:
+    it = engine()
+    it.want(X, 0, [BOB], BOB, b"", 0.0)
+    assert FinishBlob(X) in it.opened(X, 0, 0.0)
+    assert it.finished(X, 0.0) == [BlobReady(X)]
+    it.want(Y, 0, [BOB], BOB, b"", 0.0)
+    it.opened(Y, 0, 0.0)
+    ended = it.wrong(Y, 0.0)
+    assert [type(each) for each in ended] == [ClosePartial, BlobFailed]
+
+
+def test_credit_follows_the_write_and_not_the_chunk() -> None:
+    it, ask = pulling_from(BOB)
+    window = PullingConfig().window_per_pull_max
+    assert ask.upto == window
+    for at in range(window):
+        assert not frames(it.receive(BlobChunk(ask.pull, at, FULL), BOB, 0.0))
+    said: list[Frame] = []
+    for at in range(window):
+        said += frames(it.wrote(X, at, 0.0), BlobMore)
+    assert said[0] == BlobMore(ask.pull, window + 1)
+    last = said[-1]
+    assert isinstance(last, BlobMore)
+    assert 2 * window - window // 4 < last.upto <= 2 * window
+
+
+def test_what_was_not_asked_for_is_dropped_and_counted() -> None:
+    it, ask = pulling_from(BOB, CAROL)
+    hostile = {
+        "chunk beyond the credit": (BlobChunk(ask.pull, ask.upto, FULL), BOB),
+        "chunk out of order": (BlobChunk(ask.pull, 1, FULL), BOB),
+        "chunk that was never asked for": (BlobChunk(ask.pull + 1, 0, FULL), BOB),
+        "end of no pull": (BlobEnd(ask.pull + 1, "absent", ""), BOB),
+    }
+    for name, (frame, peer) in hostile.items():
+        assert it.receive(frame, peer, 0.0) == []
+        assert it.refused[name] == 1
+    assert it.receive(BlobChunk(ask.pull, 0, FULL), CAROL, 0.0) == []
+    assert it.refused["chunk that was never asked for"] == 2
+    assert it.receive(Ping(1), BOB, 0.0) == []
+    assert WriteChunk(X, 0, FULL) in it.receive(BlobChunk(ask.pull, 0, FULL), BOB, 0.0)
+
+
+@pytest.mark.parametrize("data", [b"", b"short", FULL + b"x"])
+def test_a_chunk_of_a_wrong_length_ends_it_with_that_source(data: bytes) -> None:
+    it, ask = pulling_from(BOB, CAROL)
+    effects = it.receive(BlobChunk(ask.pull, 0, data), BOB, 0.0)
+    assert Send(BOB, BlobStop(ask.pull)) in effects
+    assert the_ask(effects)[0] == CAROL
+    assert it.refused["chunk of a wrong length"] == 1
+
+
+def test_a_chunk_that_comes_too_late_is_answered_with_stop() -> None:
+    it, ask = pulling_from(BOB)
+    it.unwant(X, 0.0)
+    assert it.receive(BlobChunk(ask.pull, 0, FULL), BOB, 0.0) == [Send(BOB, BlobStop(ask.pull))]
+
+
+def test_another_source_goes_on_at_the_next_chunk() -> None:
+    it, ask = pulling_from(BOB, CAROL)
+    it.receive(BlobChunk(ask.pull, 0, FULL), BOB, 0.0)
+    to, again = the_ask(it.disconnected(BOB, 0.0))
+    assert (to, again.first) == (CAROL, 1)
+    assert again.pull != ask.pull
+
+
+@pytest.mark.parametrize("why", ["absent", "busy", "failed", "a word of later days"])
+def test_who_ends_a_pull_is_left_for_another(why: str) -> None:
+    it, ask = pulling_from(BOB, CAROL)
+    assert the_ask(it.receive(BlobEnd(ask.pull, why, ""), BOB, 0.0))[0] == CAROL
+
+
+def test_busy_is_asked_again_after_a_pause_that_grows() -> None:
+    it, ask = pulling_from(BOB)
+    now, pauses = 0.0, []
+    for _ in range(12):
+        assert it.receive(BlobEnd(ask.pull, "busy", "Later."), BOB, now) == [ClosePartial(X, False)]
+        assert it.progress(X) == (0, 40 * CHUNK_BYTES, "Later.")
+        then = it.deadline()
+        assert then is not None
+        pauses.append(then - now)
+        now = then
+        assert it.on_timer(now) == [OpenPartial(X, 40 * CHUNK_BYTES)]
+        _, ask = the_ask(it.opened(X, 0, now))
+    assert pauses[0] <= 1.0
+    assert 15.0 <= max(pauses) <= PullingConfig().longest_pause_s
+
+
+def test_it_fails_only_when_the_granter_and_all_who_answered_say_no() -> None:
+    it, ask = pulling_from(BOB, CAROL, granter=BOB)
+    _, again = the_ask(it.receive(BlobEnd(ask.pull, "absent", ""), BOB, 0.0))
+    assert it.receive(BlobEnd(again.pull, "absent", ""), CAROL, 0.0) == [
+        ClosePartial(X, True),
+        BlobFailed(X, "Nobody gives it: absent."),
+    ]
+    it, ask = pulling_from(CAROL, granter=BOB)
+    assert it.receive(BlobEnd(ask.pull, "absent", ""), CAROL, 0.0) == [ClosePartial(X, False)]
+    assert it.progress(X) is not None, "its granter may come back"
+
+
+def test_each_grant_is_tried_before_a_source_is_given_up() -> None:
+    it = engine()
+    it.connected(CAROL, 0.0)
+    it.want(X, 5, [CAROL], ALICE, b"of alice", 0.0)
+    it.want(X, 5, [CAROL], BOB, b"of bob", 0.0)
+    _, ask = the_ask(it.opened(X, 0, 0.0))
+    assert (ask.granter, ask.grant) == (ALICE, b"of alice")
+    _, ask = the_ask(it.receive(BlobEnd(ask.pull, "not allowed", ""), CAROL, 0.0))
+    assert (ask.granter, ask.grant) == (BOB, b"of bob")
+    assert it.receive(BlobEnd(ask.pull, "not allowed", ""), CAROL, 0.0) == [ClosePartial(X, False)]
+    it.want(X, 5, [CAROL], BOB, b"a new one", 1.0)
+    _, ask = the_ask(it.opened(X, 0, 1.0))
+    assert ask.grant == b"a new one"
+
+
+def test_a_granter_is_asked_in_its_own_name() -> None:
+    it = engine()
+    it.connected(BOB, 0.0)
+    it.want(X, 5, [], ALICE, b"of alice", 0.0)
+    it.want(X, 5, [], BOB, b"", 0.0)
+    to, ask = the_ask(it.opened(X, 0, 0.0))
+    assert (to, ask.granter, ask.grant) == (BOB, BOB, b"")
+
+
+def test_a_size_that_lies_gives_way_to_the_true_one() -> None:
+    it, ask = pulling_from(BOB, CAROL, size=9, granter=BOB)
+    it.want(X, 5, [CAROL], CAROL, b"true", 0.0)
+    assert it.refused["another size for the same blob"] == 1
+    _, again = the_ask(it.receive(BlobEnd(ask.pull, "absent", ""), BOB, 0.0))
+    effects = it.receive(BlobEnd(again.pull, "absent", ""), CAROL, 0.0)
+    assert effects == [ClosePartial(X, True), OpenPartial(X, 5)]
+    _, right = the_ask(it.opened(X, 0, 0.0))
+    assert (right.size, right.granter) == (5, CAROL)
+
+
+def test_mixed_contents_that_are_wrong_are_pulled_anew_from_one_source() -> None:
+    it, ask = pulling_from(BOB, CAROL, size=2 * CHUNK_BYTES)
+    it.receive(BlobChunk(ask.pull, 0, FULL), BOB, 0.0)
+    it.wrote(X, 0, 0.0)
+    _, ask = the_ask(it.disconnected(BOB, 0.0))
+    it.receive(BlobChunk(ask.pull, 1, FULL), CAROL, 0.0)
+    it.wrote(X, 1, 0.0)
+    assert it.wrong(X, 0.0) == [ClosePartial(X, True), OpenPartial(X, 2 * CHUNK_BYTES)]
+    assert not it.refused["wrong contents"]
+    to, ask = the_ask(it.opened(X, 0, 0.0))
+    it.receive(BlobChunk(ask.pull, 0, FULL), to, 0.0)
+    it.connected(BOB, 0.0)
+    effects = it.receive(BlobEnd(ask.pull, "busy", ""), CAROL, 0.0)
+    assert not frames(effects, BlobAsk), "bob must not go on with what carol began"
+    assert it.wrote(X, 0, 0.0) == [ClosePartial(X, True), OpenPartial(X, 2 * CHUNK_BYTES)]
+    to, ask = the_ask(it.opened(X, 0, 0.0))
+    assert (to, ask.first) == (BOB, 0)
+
+
+def test_who_gave_wrong_contents_is_never_asked_again() -> None:
+    it, ask = pulling_from(CAROL, size=5, granter=BOB)
+    it.receive(BlobChunk(ask.pull, 0, b"wrong"), CAROL, 0.0)
+    it.wrote(X, 0, 0.0)
+    it.wrong(X, 0.0)
+    assert it.refused["wrong contents"] == 1
+    assert it.opened(X, 0, 0.0) == [BlobProgress(X, 0, 5), ClosePartial(X, False)]
+    it.connected(CAROL, 1.0)
+    assert not frames(it.opened(X, 0, 1.0))
+    it.connected(BOB, 2.0)
+    assert the_ask(it.opened(X, 0, 2.0))[0] == BOB
+
+
+def test_what_others_wrote_is_blamed_on_nobody() -> None:
+    it = engine()
+    it.connected(BOB, 0.0)
+    it.want(X, 2 * CHUNK_BYTES, [BOB], BOB, b"", 0.0)
+    _, ask = the_ask(it.opened(X, 1, 0.0))
+    assert ask.first == 1
+    it.receive(BlobChunk(ask.pull, 1, FULL), BOB, 0.0)
+    it.wrote(X, 1, 0.0)
+    it.wrong(X, 0.0)
+    assert the_ask(it.opened(X, 0, 0.0))[0] == BOB
+
+
+def test_a_partial_is_closed_only_when_every_write_is_answered() -> None:
+    it, ask = pulling_from(BOB)
+    for at in range(3):
+        it.receive(BlobChunk(ask.pull, at, FULL), BOB, 0.0)
+    assert it.held_up(X, "The disk is full.", 0.0) == [Send(BOB, BlobStop(ask.pull))]
+    assert it.held_up(X, "The disk is full.", 0.0) == []
+    assert it.held_up(X, "The disk is full.", 0.0) == [ClosePartial(X, False)]
+    assert it.progress(X) == (0, 40 * CHUNK_BYTES, "The disk is full.")
+    assert it.connected(BOB, 0.1) == [], "a peer does not mend a disk"
+    then = it.deadline()
+    assert then is not None
+    assert it.on_timer(then) == [OpenPartial(X, 40 * CHUNK_BYTES)]
+
+
+def test_what_is_no_longer_wanted_leaves_nothing_at_any_stage() -> None:
+    it = engine()
+    it.want(X, 5, [BOB], BOB, b"", 0.0)
+    assert it.unwant(X, 0.0) == []
+    assert it.progress(X) is None
+    assert it.opened(X, 0, 0.0) == [ClosePartial(X, True)]
+    it, ask = pulling_from(BOB)
+    it.receive(BlobChunk(ask.pull, 0, FULL), BOB, 0.0)
+    assert it.unwant(X, 0.0) == [Send(BOB, BlobStop(ask.pull))]
+    assert it.wrote(X, 0, 0.0) == [ClosePartial(X, True)]
+    it, ask = pulling_from(BOB, size=5)
+    it.receive(BlobChunk(ask.pull, 0, b"hello"), BOB, 0.0)
+    it.wrote(X, 0, 0.0)
+    assert it.unwant(X, 0.0) == []
+    assert it.finished(X, 0.0) == []
+    for each in (it, engine()):
+        assert each.unwant(X, 0.0) == []
+        assert not each._pulling._wants
+        assert not each._pulling._active
+        assert not each._pulling._by_source
+
+
+def test_what_is_wanted_again_while_it_is_let_go_is_pulled() -> None:
+    it, ask = pulling_from(BOB)
+    it.receive(BlobChunk(ask.pull, 0, FULL), BOB, 0.0)
+    it.unwant(X, 0.0)
+    it.want(X, 40 * CHUNK_BYTES, [BOB], BOB, b"grant", 0.0)
+    assert it.wrote(X, 0, 0.0) == [ClosePartial(X, False), OpenPartial(X, 40 * CHUNK_BYTES)]
+    assert the_ask(it.opened(X, 1, 0.0))[1].first == 1
+
+
+def test_wanting_is_bounded_and_a_size_must_be_one() -> None:
+    it = engine(PullingConfig(wanted_max=3))
+    for at in range(3):
+        it.want(bytes([at]) * 32, 5, [BOB], BOB, b"", 0.0)
+    it.want(bytes(32), 5, [CAROL], CAROL, b"", 0.0)
+    with pytest.raises(LimitReached):
+        it.want(X, 5, [BOB], BOB, b"", 0.0)
+    for size in (-1, BLOB_BYTES_MAX + 1):
+        with pytest.raises(LimitReached):
+            it.want(bytes(32), size, [BOB], BOB, b"", 0.0)
+
+
+def test_sources_grants_and_rivals_of_one_blob_are_bounded() -> None:
+    it = engine()
+    for at in range(1000):
+        peer = AgentId(f"p{at}")
+        it.want(X, 5, [peer], peer, b"", 0.0)
+        it.want(X, 6 + at, [peer], peer, b"", 0.0)
+    want = it._pulling._wants[X]
+    assert len(want.sources) <= 64
+    assert len(want.grants) <= 32
+    assert len(want.rivals) <= 8
+
+
+def test_thousands_wait_without_a_storm_when_the_disk_is_full() -> None:
+    it = engine()
+    effects: list[Effect] = []
+    for at in range(2000):
+        effects += it.want(at.to_bytes(32, "big"), 5, [BOB], BOB, b"", 0.0)
+    now, opens = 0.0, 0
+    while now < 10.0:
+        for effect in effects:
+            assert isinstance(effect, OpenPartial)
+            opens += 1
+            it.held_up(effect.sha256, "full", now)
+        then = it.deadline()
+        assert then is not None
+        assert then >= now
+        now = max(then, now)
+        effects = it.on_timer(now)
+    assert opens <= 8 * (1 + 10.0 / PullingConfig().open_pace_s)
+
+
+def test_progress_is_told_once_for_each_hundredth() -> None:
+    size = 1000 * CHUNK_BYTES
+    it, ask = pulling_from(BOB, size=size)
+    told: list[Effect] = []
+    for at in range(1000):
+        it.receive(BlobChunk(ask.pull, at, FULL), BOB, 0.0)
+        told += [each for each in it.wrote(X, at, 0.0) if isinstance(each, BlobProgress)]
+    assert len(told) == 100
+    assert told[-1] == BlobProgress(X, size, size)
+
+
+def test_an_unsent_ask_is_made_again_with_all_its_credit() -> None:
+    it, ask = pulling_from(BOB)
+    it.not_sent(BOB, ask, 0.0)
+    it.not_sent(BOB, BlobMore(ask.pull, ask.upto), 0.0)
+    then = it.deadline()
+    assert then is not None
+    assert it.on_timer(then) == [Send(BOB, ask)]
+
+
+# -- serving --------------------------------------------------------------------------------------
+
+
+def test_chunks_leave_in_order_within_the_credit_once_the_ask_is_admitted() -> None:
+    it = serving_to(BOB, upto=3)
+    reads = it.admitted(BOB, 1, 0.0)
+    assert reads == [ReadChunk(BOB, 1, X, at) for at in range(3)]
+    assert it.chunk_read(BOB, 1, 2, FULL, 0.0) == []
+    assert it.chunk_read(BOB, 1, 0, FULL, 0.0) == [Send(BOB, BlobChunk(1, 0, FULL))]
+    assert it.chunk_read(BOB, 1, 1, FULL, 0.0) == [
+        Send(BOB, BlobChunk(1, 1, FULL)),
+        Send(BOB, BlobChunk(1, 2, FULL)),
+    ]
+    assert it.receive(BlobMore(1, 4), BOB, 0.0) == [ReadChunk(BOB, 1, X, 3)]
+    assert it.receive(BlobMore(1, 2), BOB, 0.0) == [], "credit never shrinks"
+
+
+def test_an_answer_about_one_ask_is_never_taken_for_another() -> None:
+    it = serving_to(BOB)
+    other = BlobAsk(1, Y, 5, CAROL, b"forged", 0, 1)
+    it.receive(BlobStop(1), BOB, 0.0)
+    assert it.receive(other, BOB, 0.0) == []
+    assert it.refused["pull number used twice"] == 1
+    assert it.admitted(BOB, 1, 0.0) == [CloseReader(BOB, 1)], "of X, which bob no longer wants"
+    assert it.receive(other, BOB, 0.0) == [CheckAsk(BOB, 1, Y, 5, CAROL, b"forged")]
+
+
+def test_a_new_link_begins_anew_and_late_answers_are_harmless() -> None:
+    it = serving_to(BOB)
+    it.admitted(BOB, 1, 0.0)
+    assert it.connected(BOB, 1.0) == [CloseReader(BOB, 1)]
+    for at in range(4):
+        assert it.chunk_read(BOB, 1, at, FULL, 1.0) == []
+    assert it.chunk_read(BOB, 1, 0, FULL, 1.0) == []
+    assert it.admitted(BOB, 1, 1.0) == []
+    assert not it._serving._clients
+    assert it._serving._count == it._serving._reading == 0
+
+
+@pytest.mark.parametrize("why", ["absent", "not allowed"])
+def test_who_is_turned_away_is_told_why(why: str) -> None:
+    it = serving_to(BOB)
+    end = Send(BOB, BlobEnd(1, why, "Because."))
+    assert it.turned_away(BOB, 1, why, "Because.", 0.0) == [end]
+    assert it.refused["blob not granted"] == (why == "not allowed")
+    assert not it._serving._clients
+
+
+@pytest.mark.parametrize("data", [None, b"", b"cut short", FULL + b"x"])
+def test_what_can_no_longer_be_read_ends_in_failed(data: bytes | None) -> None:
+    it = serving_to(BOB, upto=1)
+    it.admitted(BOB, 1, 0.0)
+    end, close = it.chunk_read(BOB, 1, 0, data, 0.0)
+    assert isinstance(end, Send)
+    assert isinstance(end.frame, BlobEnd)
+    assert end.frame.why == "failed"
+    assert close == CloseReader(BOB, 1)
+
+
+ABSURD = [
+    (0, 0, 1),
+    (5, 0, 0),
+    (5, 0, 2),
+    (5, 1, 1),
+    (5, 2**63 - 1, 2**63 - 1),
+    (BLOB_BYTES_MAX + 1, 0, 1),
+    (2**63 - 1, 0, 2**63 - 1),
+    (1000 * CHUNK_BYTES, 0, CREDIT_CHUNKS_MAX + 1),
+    (1000 * CHUNK_BYTES, 9, 8),
+]
+
+
+@pytest.mark.parametrize(("size", "first", "upto"), ABSURD)
+def test_absurd_asks_are_refused(size: int, first: int, upto: int) -> None:
+    it = engine()
+    (said,) = frames(it.receive(BlobAsk(1, X, size, BOB, b"", first, upto), BOB, 0.0))
+    assert isinstance(said, BlobEnd)
+    assert it.refused["absurd ask"] == 1
+    assert not it._serving._clients
+
+
+def test_absurd_credit_is_refused() -> None:
+    it = serving_to(BOB)
+    it.admitted(BOB, 1, 0.0)
+    for upto in (41, 2**63 - 1):
+        assert it.receive(BlobMore(1, upto), BOB, 0.0) == []
+    assert it.receive(BlobMore(2, 1), BOB, 0.0) == []
+    assert it.refused["absurd credit"] == 2
+    assert it.refused["credit for no pull"] == 1
+
+
+def test_ten_thousand_asks_keep_a_few_and_the_rest_is_told_to_come_again() -> None:
+    it = engine()
+    for at in range(10_000):
+        peer = AgentId(f"p{at % 50}")
+        it.receive(BlobAsk(at, X, 5, peer, b"", 0, 1), peer, 0.0)
+    assert it._serving._count == ServingConfig().in_all_max
+    assert max(len(each.serves) for each in it._serving._clients.values()) <= 16
+    it = engine()
+    busy = 0
+    for at in range(10_000):
+        busy += len(frames(it.receive(BlobAsk(at, X, 5, BOB, b"", 0, 1), BOB, 0.0), BlobEnd))
+    assert it._serving._count == ServingConfig().per_peer_max == 10_000 - busy
+
+
+def test_asking_and_stopping_while_the_disk_hangs_keeps_nothing() -> None:
+    it = engine()
+    for pull in range(1000):
+        it.receive(BlobAsk(pull, X, 40 * CHUNK_BYTES, BOB, b"", 0, 4), BOB, 0.0)
+        it.admitted(BOB, pull, 0.0)
+        it.receive(BlobStop(pull), BOB, 0.0)
+    serving = it._serving
+    assert serving._reading <= ServingConfig().reads_max
+    assert serving._count <= ServingConfig().per_peer_max
+    assert len(serving._turns) <= 1
+    assert sum(len(each.ready) for each in serving._clients.values()) <= 16
+
+
+def test_peers_take_turns_however_many_pulls_one_has() -> None:
+    it = engine(serving=ServingConfig(reads_max=2))
+    reads: list[Effect] = []
+    for pull in range(10):
+        it.receive(BlobAsk(pull, X, 40 * CHUNK_BYTES, BOB, b"", 0, 8), BOB, 0.0)
+        reads += it.admitted(BOB, pull, 0.0)
+    it.receive(BlobAsk(1, X, 40 * CHUNK_BYTES, CAROL, b"", 0, 8), CAROL, 0.0)
+    reads += it.admitted(CAROL, 1, 0.0)
+    order = []
+    while reads:
+        read = reads.pop(0)
+        if isinstance(read, ReadChunk):
+            order.append(read.peer)
+            reads += it.chunk_read(read.peer, read.pull, read.index, FULL, 0.0)
+    assert order[:20].count(CAROL) == 8, "carol's eight chunks are among the first twenty"
+    assert len(order) == 88
+
+
+def test_what_a_full_link_refused_is_read_again_and_not_kept() -> None:
+    it = serving_to(BOB)
+    it.admitted(BOB, 1, 0.0)
+    (sent,) = it.chunk_read(BOB, 1, 0, FULL, 0.0)
+    assert isinstance(sent, Send)
+    it.not_sent(BOB, sent.frame, 0.0)
+    for at in (3, 2, 1):
+        assert it.chunk_read(BOB, 1, at, FULL, 0.0) == []
+    assert not it._serving._find(BOB, 1).held  # type: ignore[union-attr]
+    then = it.deadline()
+    assert then is not None
+    assert it.on_timer(then) == [ReadChunk(BOB, 1, X, at) for at in range(4)]
+
+
+def test_a_pull_that_is_idle_loses_its_place() -> None:
+    it = serving_to(BOB, upto=1)
+    it.admitted(BOB, 1, 0.0)
+    it.chunk_read(BOB, 1, 0, FULL, 0.0)
+    now = 0.0
+    effects: list[Effect] = []
+    while it.deadline() is not None:
+        now = it.deadline() or now
+        effects += it.on_timer(now)
+    assert [type(each) for each in effects] == [Send, CloseReader]
+    assert 60.0 <= now <= 120.0
+    assert not it._serving._clients

@@ -1,0 +1,184 @@
+"""The driver alone, with a store in memory and no network: what it counts, keeps and believes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+from core.made import SECRET, identity
+
+from meshagent.core.effects import ReceiptChanged
+from meshagent.core.frames import Mail
+from meshagent.core.messages import Message, MessageState, pack_body
+from meshagent.core.ports import InState, PeerRow, Row, Watermark
+from meshagent.core.spooling import Drop
+from meshagent.core.types import AgentId, LinkId
+from meshagent.errors import StorageError
+from meshagent.node import driver as driver_module
+from meshagent.node.driver import Driver, Profile
+from meshagent.node.letters import Receipt
+from meshagent.storage.memory import MemoryStore
+
+ME, BOB, EVE = identity("me"), identity("bob"), identity("eve")
+
+
+class Nowhere:
+    """A transport without links."""
+
+    def __init__(self) -> None:
+        self.refused: Counter[str] = Counter()
+
+    async def start(self, listen: str, port: int, events: object) -> tuple[str, ...]:
+        return ("127.0.0.1:1",)
+
+    def addresses(self) -> tuple[str, ...]:
+        return ("127.0.0.1:1",)
+
+    def dial(self, address: str) -> LinkId:
+        return LinkId(1)
+
+    def send(self, link: LinkId, parts: Sequence[bytes]) -> bool:
+        return True
+
+    def close_link(self, link: LinkId) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class Sick(MemoryStore):
+    """Takes nothing that has to do with mail while it is ill."""
+
+    ill = False
+
+    async def commit(self, rows: Sequence[Row]) -> None:
+        if self.ill and any(isinstance(row, Watermark) for row in rows):
+            raise StorageError("The disk is ill.")
+        await super().commit(rows)
+
+
+def node(store: MemoryStore) -> Driver:
+    profile = Profile(ME, SECRET, "mesh", "tester", (), "host", "0")
+    log = logging.getLogger("test")
+    return Driver(profile, Nowhere(), store, (), log, rng=random.Random(1))
+
+
+def run(script: Callable[[Driver, Sick], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        store = Sick()
+        driver = node(store)
+        async with asyncio.timeout(20):
+            await driver.start("127.0.0.1", [0])
+            try:
+                await script(driver, store)
+            finally:
+                await driver.stop()
+
+    asyncio.run(whole())
+
+
+def drop(*idents: str, first: int = 1, epoch: bytes = b"theepoch") -> Drop:
+    bodies = tuple(pack_body(Message(ident, "text", "", 1)) for ident in idents)
+    return Drop(BOB.agent, BOB.key, Mail(epoch, 1, first, bodies))
+
+
+async def counted(driver: Driver) -> int:
+    """What is unread once the disk was asked."""
+    while driver._counting is not None and not driver._counting.done():
+        await driver._counting
+    return driver.unread()
+
+
+def test_a_receipt_is_believed_from_the_one_the_message_went_to_and_nobody_else() -> None:
+    async def script(driver: Driver, store: Sick) -> None:
+        receipt = driver.receipts["m"] = Receipt("m", BOB.agent)
+        driver._report([ReceiptChanged(EVE.agent, "m", MessageState.DONE, "")])
+        assert receipt.state is MessageState.QUEUED
+        driver._report([ReceiptChanged(BOB.agent, "m", MessageState.DONE, "")])
+        assert receipt.state is MessageState.DONE
+
+    run(script)
+
+
+def test_a_message_that_comes_again_is_not_one_more_to_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver_module, "COUNT_S", 0.0)
+
+    async def script(driver: Driver, store: Sick) -> None:
+        for epoch in (b"epoch--1", b"epoch--2", b"epoch--3"):
+            assert await driver.take(drop("same", "other", epoch=epoch))
+        assert driver.unread() == 6, "the engine can't know"
+        await driver.keep([InState(BOB.agent, "same", "done", 0, 5)], done=1)
+        assert await counted(driver) == 1
+        await driver.keep([InState(BOB.agent, "other", "done", 0, 5)], done=1)
+        assert await counted(driver) == 0
+
+    run(script)
+
+
+def test_an_inbox_that_seems_full_is_counted_and_lets_mail_in_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver_module, "COUNT_S", 0.0)
+
+    async def script(driver: Driver, store: Sick) -> None:
+        assert driver.mesh.delivery is not None
+        await counted(driver)
+        driver.mesh.delivery.unread = 249_999
+        assert await driver.take(drop("one"))
+        assert not await driver.take(drop("two", first=2)), "it seems to be full"
+        assert await counted(driver) == 1
+        assert await driver.take(drop("two", first=2))
+
+    run(script)
+
+
+def test_a_file_is_ours_only_when_all_of_it_is_durable() -> None:
+    async def script(driver: Driver, store: Sick) -> None:
+        assert await driver.take(drop("a", "b"))
+        assert await driver.take(drop("a", "b")), "again"
+        assert not await driver.take(drop("d", first=4)), "a file before it is missing"
+        assert not await driver.take(drop("not b", "c", first=2)), "it is of another day"
+        store.ill = True
+        assert not await driver.take(drop("x", epoch=b"another!"))
+        assert [entry.id for entry in await store.inbox(0, 9)] == ["a", "b"]
+
+    run(script)
+
+
+def test_who_was_met_last_is_on_disk_when_the_node_has_ended() -> None:
+    async def whole() -> None:
+        store = MemoryStore()
+        driver = node(store)
+        await driver.start("127.0.0.1", [0])
+        row = PeerRow(BOB.agent, BOB.key, ("10.0.0.1:1",))
+        driver.mesh._unsaved[AgentId(BOB.agent)], driver.mesh._save_at = row, 1e12
+        await driver.stop()
+        await store.open()
+        assert list(await store.peers()) == [row]
+
+    asyncio.run(whole())
+
+
+def test_what_was_taken_back_in_an_earlier_run_does_not_count_as_waiting() -> None:
+    async def whole() -> None:
+        store = MemoryStore()
+        for _ in range(2):
+            driver = node(store)
+            await driver.start("127.0.0.1", [0])
+            if not await store.outgoing("m"):
+                for ident in ("m1", "m2", "m3"):
+                    await driver.send([(BOB.agent, Message(ident, "text", "", 1))])
+                await driver.withdraw(await store.outgoing("m2"), MessageState.CANCELLED)
+            assert driver.outbox_counts() == {"queued": 2, "sent": 0}
+            assert driver.pending() == 3, "its number still has to be told"
+            await driver.stop()
+
+    asyncio.run(whole())
