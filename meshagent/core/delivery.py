@@ -168,7 +168,7 @@ class Delivery:
         self._pending = 0
         self._withdrawn: dict[str, MessageState] = {}
         self._withdrawn_count = withdrawn
-        self.parcels = parcels or Parcels()
+        self.parcels = Parcels() if parcels is None else parcels  # an empty one is false
         self.taken = set(taken)
         """Ids of ours that their recipients have and fetch the attachments of."""
         self._ids = MessageIds(rng)
@@ -688,4 +688,6 @@ class Delivery:
 
 
 def _blobs(message: Message) -> tuple[bytes, ...]:
+    if not message.attachments:
+        return ()
     return tuple(dict.fromkeys(each.sha256 for each in message.attachments))

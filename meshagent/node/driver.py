@@ -341,20 +341,25 @@ class Driver:
         self._handed_in = self._handed_in[TURN_SENDS_MAX:]
         if self._handed_in:
             self._loop.call_soon(self._accept)
-        effects: list[Effect] = []
-        now = self._loop.time()
-        for outgoing, first, accepted in handed_in:
-            if accepted.done():
-                continue  # whoever asked for it has given up
-            try:
-                taken = self.mesh.accept(outgoing, now)
-            except MeshError as error:
-                accepted.set_exception(error)
-                continue
-            self._accepting[outgoing[-1][1].id] = accepted  # one turn: the last says it for all
-            effects += [Persist(row) for row in first]
-            effects += taken
+        wanted = [each for each in handed_in if not each.accepted.done()]  # nobody gave them up
+        try:
+            effects = self._take_in(wanted)
+        except MeshError:
+            effects = []
+            for each in wanted:  # one bad message must not fail its neighbours
+                try:
+                    effects += self._take_in([each])
+                except MeshError as error:
+                    each.accepted.set_exception(error)
         self._turn(effects)
+
+    def _take_in(self, handed_in: Sequence[_HandedIn]) -> list[Effect]:
+        outgoing = [message for each in handed_in for message in each.outgoing]
+        taken = self.mesh.accept(outgoing, self._loop.time())
+        for each in handed_in:
+            # All of them are one turn: the last message of each says it for the others.
+            self._accepting[each.outgoing[-1][1].id] = each.accepted
+        return [*(Persist(row) for each in handed_in for row in each.first), *taken]
 
     async def take(self, drop: Drop) -> bool:
         """Mail that was left for us in the spool; whether we have all of it now, durably."""
