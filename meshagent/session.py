@@ -57,7 +57,7 @@ class Session:
     """A connection to one node."""
 
     def __init__(self, entry: RegistryEntry) -> None:
-        self.agent = entry.agent
+        self.agent, self._entry = entry.agent, entry
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._connect(str(entry.extra.get("control", "")))
@@ -81,6 +81,10 @@ class Session:
                 if time.monotonic() > deadline:
                     raise TimeoutError("too many others wait for it") from None
             time.sleep(CONNECT_RETRY_S)
+
+    def another(self) -> Session:
+        """A second connection to the same node."""
+        return Session(self._entry)
 
     def __enter__(self) -> Session:
         return self

@@ -29,6 +29,8 @@ _COMMANDS = (
     "inbox",
     "read",
     "done",
+    "save",
+    "fetch",
     "outbox",
     "cancel",
     "log",

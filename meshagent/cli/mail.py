@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from meshagent.cli.output import ago, terminal_width
+from meshagent.cli.output import ago, size_text, terminal_width
 from meshagent.errors import UsageError
 
-__all__ = ["parse_duration", "print_message", "print_messages", "receipt_line"]
+__all__ = ["attachment_text", "parse_duration", "print_message", "print_messages", "receipt_line"]
 
 STATE_COLOURS = {
     "queued": "yellow",
@@ -20,6 +20,7 @@ STATE_COLOURS = {
     "seen": "green",
     "done": "green",
     "unread": "cyan",
+    "receiving": "yellow",
     "expired": "red",
     "refused": "red",
     "parked": "red",
@@ -59,11 +60,26 @@ def print_messages(messages: Sequence[Mapping[str, Any]], me: str) -> None:
         other = f"from {each['from']}" if each["to"] == me else f"to {each['to']}"
         head = f"{each['id']}  {each['state']:<9}  {other}  {ago(each['sent_at'])}  "
         first = plain(each["text"]).split("\n")[0] or ("(data)" if each["data"] is not None else "")
+        first = "  ".join([first, *map(attachment_text, each["attachments"])]).lstrip()
         if each.get("reason"):
             first = f"({plain(each['reason'])}) {first}"
         room = max(0, width - len(head))
         line = head + (first if len(first) <= room else first[: max(0, room - 1)] + "…")
         click.echo(line.replace(each["state"], coloured(each["state"]), 1))
+
+
+def attachment_text(attachment: Mapping[str, Any]) -> str:
+    """`[shot.png 20 KiB image/png]`, and how far it has come when it is not here."""
+    name, size = plain(attachment["name"]), attachment["size"]
+    words = [name, size_text(size), attachment["mime"]]
+    if attachment["state"] == "receiving":
+        share = 100 * attachment["received"] // size if size else 0
+        words.append(f"receiving {share}%")
+        if attachment["reason"]:
+            words.append(f"({plain(attachment['reason'])})")
+    elif attachment["state"] == "remote":
+        words.append("not fetched")
+    return f"[{' '.join(words)}]"
 
 
 def print_message(message: Mapping[str, Any]) -> None:
@@ -78,3 +94,7 @@ def print_message(message: Mapping[str, Any]) -> None:
         import json
 
         click.echo(json.dumps(message["data"], indent=2, ensure_ascii=False))
+    for each in message["attachments"]:
+        click.echo(attachment_text(each))
+    if message["attachments"]:
+        click.secho(f"Save with: meshagent save {message['id']}", dim=True)

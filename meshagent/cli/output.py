@@ -21,6 +21,7 @@ __all__ = [
     "print_error",
     "print_json",
     "print_table",
+    "size_text",
     "warn",
 ]
 
@@ -108,9 +109,22 @@ def sort_peers(peers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return sorted(peers, key=lambda each: (STATE_ORDER.get(each["state"], 9), each["agent"]))
 
 
-def terminal_width() -> int:
+def size_text(count: int) -> str:
+    """A number of bytes, for people."""
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size /= 1024
+        if size < 1000 or unit == "TiB":
+            break
+    return f"{size:.1f} {unit}" if size < 10 else f"{size:.0f} {unit}"
+
+
+def terminal_width(stream: Any = None) -> int:
     """How much fits on a line; a pipe takes everything."""
-    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else PIPE_WIDTH
+    terminal = (stream or sys.stdout).isatty()
+    return shutil.get_terminal_size((80, 24)).columns if terminal else PIPE_WIDTH
 
 
 def fit(cells: Sequence[Sequence[str]], width: int, keep: Sequence[int]) -> list[list[str]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +14,9 @@ from meshagent.cli.mail import parse_duration, receipt_line
 from meshagent.cli.options import Common, common_options
 from meshagent.cli.output import notice, print_json
 from meshagent.errors import DeliveryTimeout, UsageError
+
+if TYPE_CHECKING:
+    from meshagent.storage.folder import MeshFolder
 
 __all__ = ["command"]
 
@@ -29,6 +34,12 @@ FAILED = frozenset({"expired", "refused", "cancelled"})
 @click.option("--strict", is_flag=True, help="Exit 3 when it is not delivered by then.")
 @click.option("--ttl", metavar="D", help="Not worth delivering after: 30s, 15m, 2h, 7d.")
 @click.option("--thread", default="", help="The conversation it belongs to.")
+@click.option(
+    "--attach", multiple=True, metavar="F", help="A file to send along; - is standard input."
+)
+@click.option(
+    "--attach-name", default="", metavar="NAME", help="What standard input is called there."
+)
 @click.option("--reply-to", default="", metavar="ID", help="The message it answers.")
 @common_options
 def command(common: Common, peer: str, text: str | None, wait: float, **rest: Any) -> None:
@@ -36,19 +47,20 @@ def command(common: Common, peer: str, text: str | None, wait: float, **rest: An
 
     PEER is an id, the beginning of one, a name, @role, @all, or any:role.
 
-    Example:  meshagent send backend "API returns 500 on login"
+    Example:  meshagent send backend "API returns 500 on login" --attach shot.png
     """
     from meshagent.session import open_mesh, session_or_start
 
-    text = _text(text)
+    text = _text(text, rest["attach"])
     ttl = None if rest["ttl"] is None else parse_duration(rest["ttl"])
     mesh = open_mesh(common.dir, make_personal=True)
+    attach = _stored(mesh, rest["attach"], rest["attach_name"], common.quiet or common.json)
     started = time.monotonic()
     with session_or_start(mesh, common.agent) as session:
         receipts = session.ask(
             "send", to=peer, text=text, ttl_s=ttl, thread=rest["thread"],
             reply_to=rest["reply_to"], wait_s=max(0.0, wait),
-            strict=rest["strict"],
+            strict=rest["strict"], attach=attach,
         )  # fmt: skip
     elapsed_ms = round((time.monotonic() - started) * 1000, 1)
     for receipt in receipts:
@@ -75,7 +87,36 @@ def _show(receipts: list[dict[str, Any]], common: Common) -> None:
         click.echo(receipt_line(receipt))
 
 
-def _text(text: str | None) -> str:
+def _stored(
+    mesh: MeshFolder, files: Sequence[str], stream_name: str, quiet: bool
+) -> list[tuple[str, str]]:
+    """Each file copied into the mesh's store as it is now: its name and SHA-256."""
+    if files.count("-") > 1:
+        raise UsageError("Standard input can be attached once.")
+    if stream_name and "-" not in files:
+        raise UsageError("--attach-name names standard input.", hint="Say --attach - too.")
+    if not files:
+        return []
+    from meshagent.cli.progress import ProgressLine
+    from meshagent.session import open_blobs
+
+    blobs, stored = open_blobs(mesh), []
+    for file in files:
+        source = sys.stdin.buffer if file == "-" else Path(file)
+        name = (stream_name or "stdin") if file == "-" else Path(file).name
+        with ProgressLine(f"Reading {name}", quiet) as line:
+            stored.append((name, blobs.put(source, line.update).sha256.hex()))
+    return stored
+
+
+def _text(text: str | None, files: Sequence[str]) -> str:
+    if "-" in files and text == "-":
+        raise UsageError(
+            "Standard input is either the text or an attachment.",
+            hint='Try: meshagent send PEER "text" --attach - --attach-name log.txt',
+        )
+    if text is None and files:
+        return ""
     if text is None and sys.stdin.isatty():
         raise UsageError("There is nothing to send.", hint='Try: meshagent send PEER "text"')
     if text is None or text == "-":

@@ -51,7 +51,7 @@ def test_a_name_that_is_not_unicode_still_makes_a_valid_file() -> None:
     ("text", "field", "fix"),
     [
         ('discvery = "file"', "discvery", "Did you mean 'discovery'?"),
-        ("colour = 1", "colour", "Known settings: name, discovery, listen, peers."),
+        ("colour = 1", "colour", "Known settings: name, discovery, listen, peers,"),
         ('discovery = "mdsn"', "discovery", "Did you mean 'mdns'?"),
         ('discovery = "carrier pigeon"', "discovery", "It may be auto, mdns, file, none."),
         ("name = 3", "name", "Write name as text"),
@@ -65,6 +65,12 @@ def test_a_name_that_is_not_unicode_still_makes_a_valid_file() -> None:
         (f'listen = "{"x" * 256}"', "listen", "At most 255"),
         (f"peers = {['a:1'] * 65}", "peers", "At most 64"),
         ("[name]\nx = 1", "name", "Write name as text"),
+        ('attachments_each = "10 gigs"', "attachments_each", '"100 MiB"'),
+        ('attachments_eager = "-1 KiB"', "attachments_eager", '"100 MiB"'),
+        ('attachments_quota = "1e999 TiB"', "attachments_quota", '"100 MiB"'),
+        ('attachments_count = "3"', "attachments_count", "a whole number"),
+        ("attachments_count = true", "attachments_count", "a whole number"),
+        ("attachments_count = -1", "attachments_count", "Use a number"),
     ],
 )
 def test_a_mistake_names_the_file_the_field_and_the_fix(text: str, field: str, fix: str) -> None:
