@@ -58,7 +58,7 @@ class ReceiveStream:
                 self.doubted = True
         # Without the hash nobody can tell what a file means by numbers that its sender has open;
         # over a link the greeting settles that.
-        blind = self.last == NO_HASH and 0 < self.named and mail.floor <= self.named
+        blind = self.last == NO_HASH and self.named > 0 and mail.floor <= self.named
         return self.doubted or (spooled and (self.files_doubted or blind))
 
 
