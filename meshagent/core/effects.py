@@ -152,7 +152,7 @@ class ReadChunk(NamedTuple):
     peer: AgentId
     pull: int
     sha256: bytes
-    index: int
+    chunk: int
 
 
 class CloseReader(NamedTuple):
@@ -176,7 +176,7 @@ class WriteChunk(NamedTuple):
     """Write the next chunk of an open partial → `wrote` or `held_up`."""
 
     sha256: bytes
-    index: int
+    chunk: int
     data: bytes
 
 

@@ -332,6 +332,8 @@ class Driver:
             self._loop.call_soon(self._accept)
         self._handed_in.append(_HandedIn(outgoing, first, accepted))
         await accepted
+        if outgoing[0][1].expires_ms:  # all of one call have one time
+            self._house.set()  # not before the disk knows of it
 
     def _accept(self) -> None:
         """A part of a crowd at a time: the disk writes the first while the next are taken in."""
@@ -352,8 +354,6 @@ class Driver:
             self._accepting[outgoing[-1][1].id] = accepted  # one turn: the last says it for all
             effects += [Persist(row) for row in first]
             effects += taken
-            if any(message.expires_ms for _, message in outgoing):
-                self._house.set()
         self._turn(effects)
 
     async def take(self, drop: Drop) -> bool:
@@ -533,6 +533,7 @@ class Driver:
     async def _keep_house(self) -> None:
         """What is due by the wall clock: expiry at its time, retention now and then."""
         while True:
+            self._house.clear()  # before looking: what is set while we look wakes us again
             now_ms = self._wall_ms(self._loop.time())
             try:
                 due = await self._store.due(now_ms, DUE_ITEMS_MAX)
@@ -549,7 +550,6 @@ class Driver:
             wait_s = (
                 HOUSE_S if due_ms is None else min(HOUSE_S, max(0.05, (due_ms - now_ms) / 1000))
             )
-            self._house.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._house.wait(), wait_s)
 

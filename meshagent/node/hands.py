@@ -61,6 +61,7 @@ class Hands:
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             work, then = job
+            outcome: tuple[Then, Any, Exception | None]
             try:
                 outcome = (then, work(), None)
             except Exception as error:

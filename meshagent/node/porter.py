@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from meshagent.core.attachments import Attachment, grant_words
+from meshagent.core.chunks import chunk_count
 from meshagent.core.effects import (
     BlobFailed,
     BlobProgress,
@@ -28,7 +29,6 @@ from meshagent.core.effects import (
     ReadChunk,
     WriteChunk,
 )
-from meshagent.core.frames import CHUNK_BYTES
 from meshagent.core.identity import verify
 from meshagent.core.types import AgentId
 from meshagent.errors import MeshError, StorageError, UsageError
@@ -143,8 +143,8 @@ class Porter:
                 self._writing.do(work, partial(self._wrote, sha256, index))
             case ReadChunk(peer, pull, _, index):
                 reader = self._readers.get((peer, pull))
-                work = partial(reader.read, index) if reader is not None else _nothing
-                self._reading.do(work, partial(self._read, peer, pull, index))
+                reading = partial(reader.read, index) if reader is not None else _nothing
+                self._reading.do(reading, partial(self._read, peer, pull, index))
             case CheckAsk():
                 self._driver.spawn(self._check(effect))
             case CloseReader(peer, pull):
@@ -183,13 +183,13 @@ class Porter:
 
     def _opened(self, sha256: bytes, opened: Partial | None, error: Exception | None) -> None:
         transfer = self._driver.transfer
+        if opened is not None:
+            self._partials[sha256] = opened
+            self._driver.blob(transfer.opened, sha256, chunk_count(opened.received))
+            return
         match error:
-            case None if opened is None:
-                self._driver.blob(transfer.present, sha256)
             case None:
-                self._partials[sha256] = opened
-                chunks = -(-opened.received // CHUNK_BYTES)
-                self._driver.blob(transfer.opened, sha256, chunks)
+                self._driver.blob(transfer.present, sha256)
             case Busy():
                 self._driver.blob(transfer.held_up, sha256, "another agent here receives it")
             case QuotaReached():

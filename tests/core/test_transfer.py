@@ -535,7 +535,7 @@ def test_peers_take_turns_however_many_pulls_one_has() -> None:
         read = reads.pop(0)
         if isinstance(read, ReadChunk):
             order.append(read.peer)
-            reads += it.chunk_read(read.peer, read.pull, read.index, FULL, 0.0)
+            reads += it.chunk_read(read.peer, read.pull, read.chunk, FULL, 0.0)
     assert order[:20].count(CAROL) == 8, "carol's eight chunks are among the first twenty"
     assert len(order) == 88
 
