@@ -30,6 +30,7 @@ from meshagent.core.effects import (
     Effect,
     Flush,
     Load,
+    Note,
     Persist,
     ReceiptChanged,
     Send,
@@ -206,7 +207,7 @@ class Delivery:
     def numbers(self, peer: AgentId) -> tuple[bytes, int]:
         """Our epoch, and the first number for `peer` that is not settled."""
         stream = self._peer(peer).out
-        return stream.epoch, stream.floor
+        return stream.epoch, stream.told_floor
 
     def accept(self, peer: AgentId, message: Message) -> list[Effect]:
         """Take responsibility for a message; it counts once `Accepted` is performed."""
@@ -350,6 +351,13 @@ class Delivery:
                 stream.answer_due = None
             self._timers.set(peer, stream.due)
 
+    def noted(self, rows: Iterable[OutState]) -> None:
+        """The driver says that these are on disk."""
+        for row in rows:
+            known = self._peers.get(AgentId(row.peer))
+            if known is not None and known.out.noted < row.seq < known.out.floor:
+                known.out.noted = row.seq
+
     def flush(self, peer: AgentId, upto: int, now: float) -> list[Effect]:
         """The driver says that all up to this number are durable."""
         stream = self._peer(peer).out
@@ -402,7 +410,7 @@ class Delivery:
             return []
         pause = max(self._config.answer_s, self._pause(stream, self._config.answer_s))
         stream.answer_due = now + pause
-        return [Send(peer, Mail(stream.epoch, stream.floor, stream.floor, ()))]
+        return [Send(peer, Mail(stream.epoch, stream.told_floor, stream.floor, ()))]
 
     def _answered(self, ack: MailAck, peer: AgentId, now: float, now_ms: int) -> list[Effect]:
         known = self._peer(peer)
@@ -483,8 +491,10 @@ class Delivery:
             if item.state in WITHDRAWN:
                 self._withdrawn.pop(item.id, None)
                 self._withdrawn_count = max(0, self._withdrawn_count - 1)
+            # A crash that forgets it makes us ask again, and the answer is the same; but one that
+            # can expire would be called so until then.
             row = OutState(peer, item.seq, item.id, state, why or "", now_ms, taken)
-            effects.append(Persist(row))
+            effects.append(Note(row, urgent=item.expires_ms > 0))
             if not taken:
                 effects.append(ReceiptChanged(peer, item.id, state, why or ""))
         self._pending -= waiting - stream.waiting

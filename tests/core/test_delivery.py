@@ -19,6 +19,7 @@ from meshagent.core.effects import (
     Effect,
     Flush,
     Load,
+    Note,
     Persist,
     ReceiptChanged,
     Send,
@@ -104,7 +105,7 @@ def acks(effects: Sequence[Effect]) -> list[MailAck]:
 
 
 def rows(effects: Sequence[Effect], kind: type) -> list[Any]:
-    return [e.row for e in effects if isinstance(e, Persist) and isinstance(e.row, kind)]
+    return [e.row for e in effects if isinstance(e, Note | Persist) and isinstance(e.row, kind)]
 
 
 def ends(effects: Sequence[Effect]) -> dict[str, str]:
@@ -729,3 +730,20 @@ def test_who_was_met_a_moment_before_leaving_is_remembered() -> None:
 
 def _is_sent(effect: Effect) -> bool:
     return isinstance(effect, Transmit)
+
+
+def test_only_what_can_expire_waits_for_the_disk_before_it_is_called_delivered() -> None:
+    me = Desk().link()
+    me.write(1)
+    me.write(1, expires_ms=10**13)
+    notes = {e.row.id: e.urgent for e in me.answer(2) if isinstance(e, Note)}
+    assert notes == {"m1": False, "m2": True}
+
+
+def test_a_recipient_is_told_only_what_is_settled_on_our_disk_too() -> None:
+    me = Desk().link()
+    me.write(2)
+    kept = rows(me.answer(1), OutState)
+    assert [mail.floor for mail in mails(me.write(1))] == [1]
+    me.engine.noted(kept)
+    assert [mail.floor for mail in mails(me.write(1))] == [2]
