@@ -56,7 +56,10 @@ class ReceiveStream:
                 self.files_doubted = True
             else:
                 self.doubted = True
-        return self.doubted or (spooled and self.files_doubted)
+        # Without the hash nobody can tell what a file means by numbers that its sender has open;
+        # over a link the greeting settles that.
+        blind = self.last == NO_HASH and self.named > 0 and mail.floor <= self.named
+        return self.doubted or (spooled and (self.files_doubted or blind))
 
 
 def last_that_came(upto: int, exceptions: Mapping[int, str]) -> int:

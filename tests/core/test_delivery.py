@@ -643,6 +643,15 @@ def test_a_file_of_another_day_is_not_taken_and_does_not_stop_the_link() -> None
     assert [row.id for row in rows(take(desk, mail(3, body("c"))), InRow)] == ["c"]
 
 
+def test_a_file_is_not_taken_when_nobody_can_tell_what_its_numbers_mean() -> None:
+    desk = Desk(marks=[Watermark(PEER, THEIRS, 2, NOTHING)])
+    drop = mail(1, body("not a"), body("not b"), body("c"))
+    assert not rows(take(desk, drop, spooled=True), InRow)
+    assert not desk.engine.has(drop, PEER, spooled=True)
+    later = mail(3, body("c"), floor=3)
+    assert rows(take(desk, later, spooled=True), InRow), "its sender knows how those ended"
+
+
 def test_a_file_is_ours_when_all_of_it_was_taken() -> None:
     desk = Desk(DeliveryConfig(unread_max=1))
     drop = mail(1, body("a"), body("b"))

@@ -72,12 +72,16 @@ class Accounts:
         """What may expire."""
         self.revived: set[str] = set()
         """Withdrawn on a disk that is no more, and not on the one that took its place."""
+        self.returned: set[str] = set()
+        """In an inbox that was put back: its sender may have heard meanwhile that it never came."""
         self.lost_here: set[str] = set()
         """In an outbox on a disk that is no more."""
 
     def disk_replaced(self, node: PostNode, disk: Disk) -> None:
         """Whatever was on the old disk only is gone, and nobody can be blamed for that."""
-        self.lost_there |= {row.id for row in node.disk.inbox} - {row.id for row in disk.inbox}
+        had, has = {row.id for row in node.disk.inbox}, {row.id for row in disk.inbox}
+        self.lost_there |= had - has
+        self.returned |= has - had
         self.lost_here |= set(node.disk.states()) - set(disk.states())
         before, after = node.disk.states(), disk.states()
         self.revived |= {i for i, s in before.items() if s in WITHDRAWN and s != after.get(i)}
@@ -143,7 +147,8 @@ class Accounts:
             ends = WITHDRAWN | {MessageState.REFUSED}
             assert state in ends, f"{ident} still waits, and nothing is wrong"
             # A number that carries nothing can't ask for what came in an epoch that is no more.
-            assert not came or ident in node.disk.renumbered, f"{ident} is {state}, and came"
+            explained = node.disk.renumbered | self.returned
+            assert not came or ident in explained, f"{ident} is {state}, and came"
 
     def _check_receipts(self, node: PostNode) -> None:
         for ident, states in node.states.items():
