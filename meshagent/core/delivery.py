@@ -7,9 +7,9 @@ epoch, watermark and the hash of the last message; it leaves after the commit. W
 no answer for it sends again: on a new link, after a pause, or when the watermark says so.
 
 Nothing is sent on a link before the recipient has said how much it has of our epoch. When its
-answer names a message that we never sent (our database was put back to an earlier day), numbers
-can't be trusted: everything pending gets new ones under a new epoch, and the recipient keeps each
-message once by its id.
+answer names a message that we never sent, or has forgotten how one ended that we still have open
+(our database was put back to an earlier day), numbers can't be trusted: everything pending gets
+new ones under a new epoch, and the recipient keeps each message once by its id.
 
 Invariants: nothing is sent before it is durable here, nothing is acknowledged before it is durable
 there, and a number never means two messages in one epoch.
@@ -44,7 +44,7 @@ from meshagent.core.frames import (
     Mail,
     MailAck,
 )
-from meshagent.core.incoming import NO_HASH, ReceiveStream, last_that_came
+from meshagent.core.incoming import FORGOTTEN, ReceiveStream, last_that_came
 from meshagent.core.lifeguard import backoff_s
 from meshagent.core.messages import (
     RECEIPT_KIND,
@@ -421,7 +421,8 @@ class Delivery:
             stream.greeted, stream.answer_due = True, None
         if ack.epoch == NO_EPOCH:
             return self._pump(peer, now)  # it has nothing of ours
-        if ack.upto >= stream.next_seq:
+        lost = any(why == FORGOTTEN and seq >= stream.floor for seq, why in ack.exceptions)
+        if lost or ack.upto >= stream.next_seq:
             return self._start_over(known, now) + self._pump(peer, now)
         if known.answer is None or ack.upto >= known.answer.upto:
             known.answer = ack
@@ -575,9 +576,8 @@ class Delivery:
             return self._answer(peer, mail.epoch)  # it names what we have: the sender starts over
         effects: list[Effect] = []
         if mail.floor > stream.seq + 1:
-            # Settled with an earlier database of ours: it will never come again.
             self.refused["mail of a lost database"] += 1
-            stream.seq, stream.last = mail.floor - 1, NO_HASH
+            stream.skip_to(mail.floor)
         stream.forget_below(mail.floor)
         mode = _GAP if mail.first > stream.seq + 1 else _WELL
         before = stream.seq

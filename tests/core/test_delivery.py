@@ -26,6 +26,7 @@ from meshagent.core.effects import (
     Transmit,
 )
 from meshagent.core.frames import EPOCH_BYTES, HASH_BYTES, WHOLE_MAX, Mail, MailAck, Ping
+from meshagent.core.incoming import FORGOTTEN
 from meshagent.core.messages import Message, MessageState, body_hash, pack_body
 from meshagent.core.outgoing import Item
 from meshagent.core.ports import InRow, NewEpoch, OutState, PeerRow, Receipt, StreamStart, Watermark
@@ -194,6 +195,20 @@ def test_an_answer_that_names_what_we_never_sent_makes_us_start_over(
     assert desk.engine.pending == 2
     (load,) = [e for e in desk.engine.flush(PEER, 2, 0.0) if isinstance(e, Load)]
     assert (load.first, desk.engine.refused["numbers from another day"]) == (1, 1)
+
+
+def test_a_recipient_that_forgot_how_a_message_ended_is_not_taken_for_having_it() -> None:
+    desk = Desk().link()
+    desk.write(4)
+    elsewhere = desk.answer(2, exceptions=((1, FORGOTTEN),), epoch=b"anotherd")
+    assert elsewhere == [], "another epoch's numbers are not ours"
+    desk.answer(1)
+    known = desk.answer(2, exceptions=((1, FORGOTTEN),))
+    assert ends(known) == {"m2": "delivered"}, "how that one ended we know ourselves"
+    unknown = desk.answer(4, exceptions=((3, FORGOTTEN),))
+    assert starts_over(unknown)
+    assert not ends(unknown)
+    assert desk.engine.pending == 2
 
 
 def test_whoever_contradicts_an_epoch_of_this_run_is_not_believed() -> None:
@@ -484,7 +499,8 @@ def test_what_was_settled_before_our_disk_was_lost_is_not_waited_for() -> None:
     desk = Desk()
     effects = take(desk, mail(7, body("g"), floor=7))
     assert [row.id for row in rows(effects, InRow)] == ["g"]
-    assert acks(effects)[0].upto == 7
+    (ack,) = acks(effects)
+    assert (ack.upto, ack.exceptions) == (7, ((6, FORGOTTEN),)), "nor is it vouched for"
 
 
 def test_nothing_in_place_of_a_message_is_noted_until_its_sender_knows() -> None:
@@ -492,7 +508,7 @@ def test_nothing_in_place_of_a_message_is_noted_until_its_sender_knows() -> None
     (first,) = acks(take(desk, mail(1, body("a"), None)))
     assert (first.upto, first.last, first.exceptions) == (2, body_hash(body("a")), ((2, ""),))
     (later,) = acks(take(desk, mail(3, body("c"), floor=3)))
-    assert later.exceptions == ()
+    assert later.exceptions == ((2, FORGOTTEN),)
 
 
 def nested(depth: int) -> Any:
@@ -607,7 +623,18 @@ def test_more_refusals_than_an_answer_can_carry_wait() -> None:
     assert (ack.upto, ack.mode) == (delivery.MAIL_ITEMS_MAX, BUSY)
     floor = delivery.MAIL_ITEMS_MAX + 1
     (ack,) = acks(take(desk, mail(floor, body("good"), floor=floor)))
-    assert (ack.upto, ack.mode, ack.exceptions) == (floor, WELL, ())
+    assert (ack.upto, ack.mode, ack.exceptions) == (floor, WELL, ((floor - 1, FORGOTTEN),))
+    (ack,) = acks(take(desk, mail(floor + 1, *bad, floor=floor + 1)))
+    assert (len(ack.exceptions), ack.mode) == (delivery.MAIL_ITEMS_MAX, BUSY)
+
+
+def test_that_something_was_forgotten_outlasts_a_restart() -> None:
+    desk = Desk()
+    take(desk, mail(1, None, body("b"), None))
+    (mark,) = rows(take(desk, mail(4, body("d"), floor=4)), Watermark)
+    assert mark.exceptions == ((3, FORGOTTEN),), "one word for all of them"
+    (greeting,) = acks(Desk(marks=[mark]).engine.connected(PEER, 0.0))
+    assert (greeting.upto, greeting.exceptions) == (4, mark.exceptions)
 
 
 def test_epochs_of_a_sender_are_bounded() -> None:
