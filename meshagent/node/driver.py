@@ -745,6 +745,8 @@ class Driver:
                     self.spawn(self._load(effect))
                 case Collect(sender, message):
                     collect.append((sender, message))
+                    if message.expires_ms:
+                        self._house.set()
                 case _ if self.porter is not None:
                     self.porter.perform(effect)
                 case CountUnread():
