@@ -56,6 +56,7 @@ from meshagent.core.messages import (
     pack_body,
     parse_body,
 )
+from meshagent.core.names import one_line
 from meshagent.core.outgoing import WITHDRAWN, Item, SendStream
 from meshagent.core.parcels import Ended, Parcels
 from meshagent.core.ports import (
@@ -82,7 +83,7 @@ FULL_LINK_S = 0.01  # the transport has no word for "writable again": its queue 
 LOAD_ITEMS_MAX = 1024  # read from disk at once
 EPOCHS_KEPT_MAX = 64  # per sender: each is one restored or deleted database of that sender
 START_OVER_S = 3600.0  # a restored database needs it once per run; a liar gets no more than this
-HELD_MAX = 10_000  # messages that wait for attachments; beyond it senders are told to wait
+WORDS_WAITING_MAX = 10_000  # for one peer: who takes none of our words gets no more of them
 WITHDRAWN_KEPT_MAX = 10_000  # ten rounds of expiry: more than one commit can be behind
 
 
@@ -280,7 +281,7 @@ class Delivery:
             return []
         effects: list[Effect] = []
         for peer, known in self._peers.items():
-            if known.told_busy:
+            if known.told_busy and not self._is_crowded(peer):
                 known.told_busy = False
                 effects += self._answer(peer, self._latest_epoch(known))
         return effects
@@ -482,6 +483,7 @@ class Delivery:
         waiting = stream.waiting
         for item in stream.settle(min(ack.upto, stream.loaded)):
             why = exceptions.get(item.seq)
+            why = why and one_line(why)
             state = MessageState.DELIVERED if why is None else MessageState.REFUSED
             if why == "":
                 state = item.state
@@ -585,7 +587,8 @@ class Delivery:
         for seq, body in enumerate(mail.items, mail.first):
             if seq != stream.seq + 1:
                 continue
-            if self._is_full() or len(stream.exceptions) >= MAIL_ITEMS_MAX:
+            full = self._is_full() or len(stream.exceptions) >= MAIL_ITEMS_MAX
+            if full or (self._is_crowded(peer) and _names_files(body)):
                 mode = _BUSY
                 known.told_busy = True
                 effects += self._count_again()
@@ -631,7 +634,7 @@ class Delivery:
             self.refused["attachments beyond the limits"] += 1
             stream.exceptions[seq] = why[:TEXT_CHARACTERS_MAX]
             return []
-        self.parcels.hold(arrival.peer, message)
+        self.parcels.hold(arrival.peer, message, len(body))
         row = InRow(
             arrival.peer, arrival.epoch, seq, message.id, body, arrival.now_ms, _blobs(message)
         )
@@ -688,13 +691,25 @@ class Delivery:
         return next(reversed(known.inward), NO_EPOCH)
 
     def _is_full(self) -> bool:
-        return self.unread >= self._config.unread_max or len(self.parcels) >= HELD_MAX
+        return self.unread >= self._config.unread_max
+
+    def _is_crowded(self, peer: AgentId) -> bool:
+        """Whether what this peer attaches has to wait; its texts, and all others', do not."""
+        waiting = self._peer(peer).out.waiting
+        return self.parcels.is_crowded(peer) or waiting >= WORDS_WAITING_MAX
 
     def _peer(self, peer: AgentId) -> Correspondent:
         known = self._peers.get(peer)
         if known is None:
             known = self._peers[peer] = Correspondent(SendStream(self._epoch))
         return known
+
+
+def _names_files(body: bytes | None) -> bool:
+    try:
+        return body is not None and bool(parse_body(body).attachments)
+    except RemoteProtocolError:
+        return False
 
 
 def _blobs(message: Message) -> tuple[bytes, ...]:

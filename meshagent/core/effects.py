@@ -219,9 +219,10 @@ class ClosePartial(NamedTuple):
 
 
 class BlobReady(NamedTuple):
-    """A wanted blob is here, whole and verified."""
+    """A wanted blob is here, whole and verified; `givers` sent it, or a part, in this run."""
 
     sha256: bytes
+    givers: frozenset[AgentId] = frozenset()
 
 
 class BlobFailed(NamedTuple):

@@ -135,6 +135,7 @@ class Driver:
         self._rng = rng or random.SystemRandom()
         self._mesh: Mesh | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
         self._waiting: list[list[Effect]] = []
         self._notes: list[OutState] = []
         self._note_timer: asyncio.TimerHandle | None = None
@@ -239,7 +240,7 @@ class Driver:
         self.subscribers.close()
 
     async def _close(self) -> None:
-        for timer in (self._timer, self._note_timer):
+        for timer in (self._timer, self._expiry, self._note_timer):
             if timer is not None:
                 timer.cancel()
         tasks = [*self._tasks, *([self._committing] if self._committing else [])]
@@ -479,7 +480,7 @@ class Driver:
         mail, withdrawn = await self._store.mail_start(), await self._store.withdrawn()
         parcels = Parcels(self._limits)
         for entry in await self._store.receiving():
-            parcels.hold(AgentId(entry.sender), parse_body(entry.body))
+            parcels.hold(AgentId(entry.sender), parse_body(entry.body), len(entry.body))
         return Delivery(
             mail.epoch, mail.streams, mail.watermarks, mail.unread, self._rng,
             withdrawn=withdrawn, parcels=parcels, taken=mail.taken,
@@ -556,7 +557,8 @@ class Driver:
                 await self._store.retain(now_ms, RETAIN_MS, RETAIN_BYTES)
                 if self.porter is not None:
                     await self.porter.tidy(set(await self._store.blobs()))
-                due_ms = _earlier(await self._store.next_expiry(), self._next_held_expiry())
+                self._watch_expiry()
+                due_ms = await self._store.next_expiry()
                 self._count_unread()
             except MeshError as error:
                 self.log.warning("not tidied: %s", error)
@@ -570,6 +572,20 @@ class Driver:
     def _next_held_expiry(self) -> int | None:
         delivery = self.mesh.delivery
         return delivery.parcels.next_expiry() if delivery is not None else None
+
+    def _watch_expiry(self) -> None:
+        """At its time, by a timer of its own: others' mail must not make us keep house."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        at_ms = None if self._mesh is None else self._next_held_expiry()
+        if at_ms is not None:
+            left_s = (at_ms - self._wall_ms(self._loop.time())) / 1000
+            self._expiry = self._loop.call_later(min(HOUSE_S, max(0.05, left_s)), self._expire)
+
+    def _expire(self) -> None:
+        if self._mesh is not None:
+            self._turn(self._mesh.expire(self._loop.time()))
+            self._watch_expiry()
 
     def _suspend(self, error: MeshError) -> None:
         """The disk did not take what it was given: nothing is accepted until it is well.
@@ -745,12 +761,10 @@ class Driver:
                     self.spawn(self._load(effect))
                 case Collect(sender, message):
                     collect.append((sender, message))
-                    if message.expires_ms:
-                        self._house.set()
-                case _ if self.porter is not None:
-                    self.porter.perform(effect)
                 case CountUnread():
                     self._count_unread()
+                case _ if self.porter is not None:
+                    self.porter.perform(effect)
         for peer, upto in flush.items():
             self.post.pending(peer)
             if self._mesh is not None:
@@ -759,6 +773,8 @@ class Driver:
         for sender, message in collect:
             if self._mesh is not None:
                 self._turn(self._mesh.collect(sender, message, self._loop.time()))
+        if any(message.expires_ms for _, message in collect):
+            self._watch_expiry()
         self._report(reports)
 
     def _report(self, reports: list[Effect]) -> None:
@@ -818,8 +834,3 @@ class Driver:
         self._timer = None
         if self._mesh is not None:
             self._turn(self._mesh.on_timer(self._loop.time()))
-
-
-def _earlier(one: int | None, other: int | None) -> int | None:
-    times = [each for each in (one, other) if each is not None]
-    return min(times, default=None)

@@ -84,5 +84,10 @@ class Hands:
         with self._lock:
             done, self._done = self._done, []
         for then, result, error in done:
-            if not self._closed:
+            if self._closed:
+                return
+            try:
                 then(result, error)
+            except Exception as fault:  # one that is told badly must not leave others untold
+                about = {"message": "what came of a job was not taken", "exception": fault}
+                self._loop.call_exception_handler(about)

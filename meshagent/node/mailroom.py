@@ -22,7 +22,7 @@ from meshagent.core.messages import (
 from meshagent.core.names import display_name
 from meshagent.core.ports import InEntry, InState, LogEntry, OutEntry, Store
 from meshagent.core.types import AgentId, is_agent_id
-from meshagent.errors import NoSuchPeer, RemoteProtocolError, UsageError
+from meshagent.errors import MeshError, NoSuchPeer, RemoteProtocolError, UsageError
 from meshagent.node.driver import Driver
 from meshagent.node.letters import Receipt
 from meshagent.node.porter import Porter
@@ -234,9 +234,13 @@ class Mailroom:
     def attachment_view(self, attachment: Attachment) -> dict[str, Any]:
         """An attachment in JSON form; `received` counts the bytes that are here."""
         sha256, size = attachment.sha256, attachment.size
-        here = self.porter.blobs.holds(sha256, size)
+        trouble = ""
+        try:
+            here = self.porter.blobs.holds(sha256, size)
+        except MeshError as error:  # a broken store must not hide the messages
+            here, trouble = False, error.message
         progress = None if here else self._driver.transfer.progress(sha256)
-        received, _, waits_for = progress or (size if here else 0, size, "")
+        received, _, waits_for = progress or (size if here else 0, size, trouble)
         return {
             "name": attachment.name,
             "size": size,

@@ -1,7 +1,8 @@
 """Carries attachments: performs what the transfer engine asks for, on the blob store's files.
 
 Decides who may have a blob, never which chunk comes next. Invariant: a peer gets only what a
-message to it names; a blob is held by this agent's own link before anybody hears that it is here.
+message to it names, from somebody who had it: naming a hash opens nothing. A blob is held by this
+agent's own link before anybody hears that it is here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from meshagent.core.attachments import Attachment, grant_words
-from meshagent.core.chunks import chunk_count
+from meshagent.core.chunks import CHUNK_BYTES, chunk_count
 from meshagent.core.effects import (
     BlobFailed,
     BlobProgress,
@@ -46,6 +47,7 @@ __all__ = ["BLOB_EFFECTS", "Attachable", "Porter"]
 Attachable = str | os.PathLike[str] | tuple[str, bytes | BinaryIO]
 """What can be attached: a path, or a name with bytes or a file that is open for reading."""
 Progress = Callable[[int, int | None], None]
+GIVEN_MAX = 10_000  # blobs of which is remembered who sent them; others are served by their senders
 
 BLOB_EFFECTS = (
     CheckAsk, ReadChunk, CloseReader, OpenPartial, WriteChunk, FinishBlob, ClosePartial,
@@ -65,10 +67,12 @@ class Porter:
         self._importing: Hands | None = None
         self._closing = False
         self._watching: dict[bytes, list[Callable[[int, int], None]]] = {}
+        self._givers: dict[bytes, frozenset[AgentId]] = {}
 
     async def start(self, driver: Driver) -> None:
         """The node has started."""
-        self._driver, self._loop = driver, asyncio.get_running_loop()
+        self._driver, self._transfer = driver, driver.transfer
+        self._loop = asyncio.get_running_loop()
         # Two threads: what others read from us must not wait for what we write.
         self._writing, self._reading = Hands("meshagent-writes"), Hands("meshagent-reads")
 
@@ -138,6 +142,11 @@ class Porter:
             self._driver.fetch(sender, attachment)
             await arrived
         finally:
+            waiting = self._waiting.get(sha256, [])
+            if arrived in waiting:
+                waiting.remove(arrived)
+            if not waiting:
+                self._waiting.pop(sha256, None)
             if progress is not None and progress in self._watching.get(sha256, ()):
                 self._watching[sha256].remove(progress)
 
@@ -156,7 +165,7 @@ class Porter:
         """Do it; the engine hears of it in the loop's thread."""
         match effect:
             case WriteChunk(sha256, index, data):
-                work = partial(self._partials[sha256].write, data)
+                work = partial(_write, self._partials[sha256], index, data)
                 self._writing.do(work, partial(self._wrote, sha256, index))
             case ReadChunk(peer, pull, _, index):
                 reader = self._readers.get((peer, pull))
@@ -177,16 +186,30 @@ class Porter:
                 ending = self._partials.pop(sha256, None)
                 if ending is not None:
                     self._writing.do(ending.discard if discard else ending.close, _ignore)
-            case BlobReady(sha256):
+            case BlobReady(sha256, givers):
+                self._remember(sha256, givers)
                 self._settle(sha256, None)
             case BlobFailed(sha256, why):
                 self._settle(sha256, why)
             case BlobProgress(sha256, received, size):
-                for watcher in self._watching.get(sha256, ()):
-                    watcher(received, size)
-                if self._driver.subscribers:
-                    news = {"sha256": sha256.hex(), "received": received, "size": size}
-                    self._driver.subscribers.tell(Event("progress", news))
+                self._tell(sha256, received, size)
+
+    def _tell(self, sha256: bytes, received: int, size: int) -> None:
+        for watcher in list(self._watching.get(sha256, ())):
+            try:
+                watcher(received, size)
+            except Exception:  # a program's own fault: the transfer goes on without it
+                self._driver.log.exception("a watcher of progress failed")
+                self._watching[sha256].remove(watcher)
+        if self._driver.subscribers:
+            news = {"sha256": sha256.hex(), "received": received, "size": size}
+            self._driver.subscribers.tell(Event("progress", news))
+
+    def _remember(self, sha256: bytes, givers: frozenset[AgentId]) -> None:
+        if givers:
+            self._givers[sha256] = givers
+            if len(self._givers) > GIVEN_MAX:
+                del self._givers[next(iter(self._givers))]
 
     # -- receiving ----------------------------------------------------------------------------
 
@@ -199,7 +222,7 @@ class Porter:
             return None
 
     def _opened(self, sha256: bytes, opened: Partial | None, error: Exception | None) -> None:
-        transfer = self._driver.transfer
+        transfer = self._transfer
         if opened is not None:
             self._partials[sha256] = opened
             self._driver.blob(transfer.opened, sha256, chunk_count(opened.received))
@@ -216,20 +239,20 @@ class Porter:
 
     def _wrote(self, sha256: bytes, index: int, _: None, error: Exception | None) -> None:
         if error is None:
-            self._driver.blob(self._driver.transfer.wrote, sha256, index)
+            self._driver.blob(self._transfer.wrote, sha256, index)
         else:
             self._held_up(sha256, error)
 
     def _finish(self, sha256: bytes, whole: Partial) -> None:
         try:
             whole.finish()
-        except MeshError:
+        except BaseException:
             whole.close()  # its lock must not outlive the attempt
             raise
         self.blobs.keep(sha256, self._holder)
 
     def _finished(self, sha256: bytes, _: None, error: Exception | None) -> None:
-        transfer = self._driver.transfer
+        transfer = self._transfer
         if error is None:
             self._driver.blob(transfer.finished, sha256)
         elif isinstance(error, WrongHash):
@@ -244,7 +267,7 @@ class Porter:
         self._driver.log.warning(
             "an attachment waits: %s", error, exc_info=None if known else error
         )
-        self._driver.blob(self._driver.transfer.held_up, sha256, reason)
+        self._driver.blob(self._transfer.held_up, sha256, reason)
 
     def _settle(self, sha256: bytes, why: str | None) -> None:
         self._watching.pop(sha256, None)
@@ -263,8 +286,12 @@ class Porter:
     # -- serving ------------------------------------------------------------------------------
 
     async def _check(self, ask: CheckAsk) -> None:
-        refusal = await self._refusal(ask)
-        transfer = self._driver.transfer
+        try:
+            refusal = await self._refusal(ask)
+        except Exception:  # an ask without an answer would hold its place for ever
+            self._driver.log.exception("an ask could not be checked")
+            refusal = "failed", "it can't be read"
+        transfer = self._transfer
         if refusal is not None:
             self._driver.blob(transfer.turned_away, ask.peer, ask.pull, *refusal)
         else:
@@ -288,7 +315,10 @@ class Porter:
         return None
 
     async def _may_have(self, ask: CheckAsk) -> bool:
-        """By a message of ours to the peer; or by the word of another whose blob we have too."""
+        """By a message of ours to the peer; or by the word of another from whom we have it.
+
+        Another's message to us is not enough: it may name what it never had, and then grant it.
+        """
         driver = self._driver
         if ask.granter == driver.agent:
             return await driver.names_blob(ask.sha256, ask.peer, "out")
@@ -298,12 +328,14 @@ class Porter:
             return False
         if self._is_local(ask.granter):
             return True  # its store is ours
+        if ask.granter not in self._givers.get(ask.sha256, ()):
+            return False
         return await driver.names_blob(ask.sha256, ask.granter, "in")
 
     def _read(self, peer: AgentId, pull: int, index: int, data: Any, error: Any) -> None:
         if error is not None:
             self._driver.log.warning("a chunk can't be read: %s", error)
-        self._driver.blob(self._driver.transfer.chunk_read, peer, pull, index, data)
+        self._driver.blob(self._transfer.chunk_read, peer, pull, index, data)
 
 
 def _named(what: Attachable) -> tuple[str, Path | BinaryIO]:
@@ -319,6 +351,13 @@ def _named(what: Attachable) -> tuple[str, Path | BinaryIO]:
         f"{what!r} can't be attached.",
         hint='Give a path, or a name with bytes or an open file: ("shot.png", data).',
     )
+
+
+def _write(part: Partial, index: int, data: bytes) -> None:
+    """In the thread: a chunk behind one that failed must not take its place."""
+    if part.received != index * CHUNK_BYTES:
+        raise StorageError("The chunk before it could not be written.")
+    part.write(data)
 
 
 def _ignore(result: Any, error: Exception | None) -> None:
