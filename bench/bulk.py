@@ -104,7 +104,10 @@ def _movers(setting: Setting, answer: Answer, stack: ExitStack) -> Movers:
     if takes_part("scp", setting, answer):
         from meshagent.bench.contestants.scp import Scp
 
-        movers["scp"] = stack.enter_context(closing(Scp(setting.folder / "scp"))).copy
+        try:
+            movers["scp"] = stack.enter_context(closing(Scp(setting.folder / "scp"))).copy
+        except OSError as error:  # as root it wants a user and a folder that only a package makes
+            answer.leave_out("scp", str(error))
     return Movers(movers)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from meshagent.core.ports import Arrived, InRow, OutRow, TurnedAway
-from meshagent.storage.sealing import IN_RECEIVING, in_mark, in_values
+from meshagent.storage.sealing import IN_RECEIVING, OUT_CODES, in_mark, in_values
 
 if TYPE_CHECKING:
     import apsw
@@ -26,6 +26,12 @@ _HOLD = (
 )
 _HELD = f"FROM inbox WHERE id = ? AND sender = ? AND state = {IN_RECEIVING}"
 _SHOW = "INSERT INTO inbox(sender, id, received_ms, size, checksum, body) VALUES(?, ?, ?, ?, ?, ?)"
+_NAMES = "SELECT 1 FROM attached WHERE sha256 = ? AND direction = ? AND peer = ? LIMIT 1"
+_ENDED = tuple(OUT_CODES[state] for state in ("expired", "cancelled", "refused"))
+_NAMES_SENT = (
+    "SELECT 1 FROM attached JOIN outbox USING(id, peer) WHERE attached.sha256 = ? "  # noqa: S608
+    f"AND direction = ? AND peer = ? AND outbox.state NOT IN {_ENDED} LIMIT 1"
+)
 _FORGET = (
     "DELETE FROM attached WHERE direction = ? AND NOT EXISTS (SELECT 1 FROM {table} "
     "WHERE {table}.id = attached.id AND {table}.{peer} = attached.peer)"
@@ -47,6 +53,8 @@ def hold(connection: apsw.Connection, rows: Sequence[InRow]) -> None:
     for row in rows:
         mark = in_mark(row.id, IN_RECEIVING, 0, row.received_ms)
         connection.execute(_HOLD, (*in_values(row), row.received_ms, mark))
+        if not connection.changes():
+            continue  # an id that came before, perhaps with other attachments: that one counts
         connection.executemany(_NAME, [(sha256, "in", row.sender, row.id) for sha256 in row.blobs])
 
 
@@ -73,8 +81,8 @@ def forget_unnamed(connection: apsw.Connection) -> None:
 
 
 def names_blob(connection: apsw.Connection, sha256: bytes, peer: str, direction: str) -> bool:
-    """Whether a message to or from this peer names the blob."""
-    sql = "SELECT 1 FROM attached WHERE sha256 = ? AND direction = ? AND peer = ? LIMIT 1"
+    """Whether a message to or from this peer names the blob; none that was taken back."""
+    sql = _NAMES_SENT if direction == "out" else _NAMES
     return connection.execute(sql, (sha256, direction, peer)).fetchone() is not None
 
 

@@ -42,6 +42,7 @@ Found = TypeVar("Found", OutEntry, InEntry)
 _WAITING = frozenset({"queued", "sent"})
 _WITHDRAWN = frozenset({"expired", "cancelled"})
 _ENDS = frozenset({"delivered", "refused", "seen", "done"})
+_NOT_HAD = frozenset({"expired", "cancelled", "refused"})
 _DEALT_WITH = frozenset({"done", "parked"})
 _OPEN = frozenset({"unread", "seen"})
 
@@ -226,8 +227,12 @@ class MemoryMail:
         return [each for each in self.came.values() if each.state == "receiving"]
 
     def names_blob(self, sha256: bytes, peer: str, direction: str) -> bool:
-        """Whether a message to or from this peer names the blob."""
-        return any(sha256 in blobs and key[:2] == (direction, peer) for key, blobs in self._named())
+        """Whether a message to or from this peer names the blob, and was not taken back."""
+        return any(
+            sha256 in blobs and key[:2] == (direction, peer)
+            for key, blobs in self._named()
+            if key[0] == "in" or self.out[key[2]].state not in _NOT_HAD
+        )
 
     def blobs(self) -> set[bytes]:
         """Every blob that a message names."""

@@ -211,8 +211,9 @@ def opening(body: bytes) -> Opening:
     """As far as the bytes say: nothing when they don't."""
     try:
         if len(body) <= SMALL_BODY_BYTES:
-            fields = msgpack.unpackb(body, strict_map_key=False)
-            kind, text, created_ms, attached = *fields[1:4], bool(fields[ATTACHMENTS_AT])
+            fields: Any = msgpack.unpackb(body, strict_map_key=False)
+            kind, text, created_ms = fields[1:4]
+            attached = bool(fields[ATTACHMENTS_AT])
         else:
             reader = msgpack.Unpacker(max_buffer_size=len(body), strict_map_key=False)
             reader.feed(body)

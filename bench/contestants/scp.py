@@ -42,7 +42,23 @@ class Scp:
             self._server = subprocess.Popen(
                 [*LEASH, os.path.abspath(sshd), "-D", "-e", "-f", str(config)], stderr=log
             )
-        _wait_for(self._port)
+        try:
+            self._wait_until_it_listens()
+        except OSError:
+            self.close()
+            raise
+
+    def _wait_until_it_listens(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self._port), 1).close()
+                return
+            except OSError:
+                if self._server.poll() is not None or time.monotonic() > deadline:
+                    said = (self._folder / "sshd.log").read_text(errors="replace").strip()
+                    raise OSError(f"sshd does not start: {said}") from None
+                time.sleep(0.02)
 
     def copy(self, path: Path) -> float:
         """Seconds of the whole command; scp does not sync."""
@@ -67,15 +83,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _wait_for(port: int) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)

@@ -49,7 +49,7 @@ def plain(text: str) -> str:
 
 def receipt_line(receipt: Mapping[str, Any]) -> str:
     """`7k2m9qdx4hza to backend-…: delivered`."""
-    reason = f" ({receipt['reason']})" if receipt.get("reason") else ""
+    reason = f" ({plain(receipt['reason'])})" if receipt.get("reason") else ""
     return f"{receipt['id']} to {receipt['to']}: {coloured(receipt['state'])}{reason}"
 
 
@@ -93,7 +93,7 @@ def print_message(message: Mapping[str, Any]) -> None:
     if message["data"] is not None:
         import json
 
-        click.echo(json.dumps(message["data"], indent=2, ensure_ascii=False))
+        click.echo(plain(json.dumps(message["data"], indent=2, ensure_ascii=False)))
     for each in message["attachments"]:
         click.echo(attachment_text(each))
     if message["attachments"]:

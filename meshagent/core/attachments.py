@@ -48,7 +48,12 @@ def parse_attachments(raw: Any) -> tuple[Attachment, ...]:
     """What a message names; RemoteProtocolError says which of them is not acceptable, and why."""
     if type(raw) is not tuple or len(raw) > ATTACHMENTS_MAX:
         raise RemoteProtocolError(f"A message has at most {ATTACHMENTS_MAX} attachments.")
-    return tuple(_parse(number, each) for number, each in enumerate(raw, 1))
+    attachments = tuple(_parse(number, each) for number, each in enumerate(raw, 1))
+    sizes: dict[bytes, int] = {}
+    for number, each in enumerate(attachments, 1):
+        if sizes.setdefault(each.sha256, each.size) != each.size:
+            raise RemoteProtocolError(f"Attachment {number} is a file with two sizes.")
+    return attachments
 
 
 def _parse(number: int, raw: Any) -> Attachment:

@@ -7,9 +7,9 @@ epoch, watermark and the hash of the last message; it leaves after the commit. W
 no answer for it sends again: on a new link, after a pause, or when the watermark says so.
 
 Nothing is sent on a link before the recipient has said how much it has of our epoch. When its
-answer names a message that we never sent (our database was put back to an earlier day), numbers
-can't be trusted: everything pending gets new ones under a new epoch, and the recipient keeps each
-message once by its id.
+answer names a message that we never sent, or has forgotten how one ended that we still have open
+(our database was put back to an earlier day), numbers can't be trusted: everything pending gets
+new ones under a new epoch, and the recipient keeps each message once by its id.
 
 Invariants: nothing is sent before it is durable here, nothing is acknowledged before it is durable
 there, and a number never means two messages in one epoch.
@@ -30,6 +30,7 @@ from meshagent.core.effects import (
     Effect,
     Flush,
     Load,
+    Note,
     Persist,
     ReceiptChanged,
     Send,
@@ -43,7 +44,7 @@ from meshagent.core.frames import (
     Mail,
     MailAck,
 )
-from meshagent.core.incoming import NO_HASH, ReceiveStream, last_that_came
+from meshagent.core.incoming import FORGOTTEN, ReceiveStream, last_that_came
 from meshagent.core.lifeguard import backoff_s
 from meshagent.core.messages import (
     RECEIPT_KIND,
@@ -55,6 +56,7 @@ from meshagent.core.messages import (
     pack_body,
     parse_body,
 )
+from meshagent.core.names import one_line
 from meshagent.core.outgoing import WITHDRAWN, Item, SendStream
 from meshagent.core.parcels import Ended, Parcels
 from meshagent.core.ports import (
@@ -81,7 +83,7 @@ FULL_LINK_S = 0.01  # the transport has no word for "writable again": its queue 
 LOAD_ITEMS_MAX = 1024  # read from disk at once
 EPOCHS_KEPT_MAX = 64  # per sender: each is one restored or deleted database of that sender
 START_OVER_S = 3600.0  # a restored database needs it once per run; a liar gets no more than this
-HELD_MAX = 10_000  # messages that wait for attachments; beyond it senders are told to wait
+WORDS_WAITING_MAX = 10_000  # for one peer: who takes none of our words gets no more of them
 WITHDRAWN_KEPT_MAX = 10_000  # ten rounds of expiry: more than one commit can be behind
 
 
@@ -206,7 +208,7 @@ class Delivery:
     def numbers(self, peer: AgentId) -> tuple[bytes, int]:
         """Our epoch, and the first number for `peer` that is not settled."""
         stream = self._peer(peer).out
-        return stream.epoch, stream.floor
+        return stream.epoch, stream.told_floor
 
     def accept(self, peer: AgentId, message: Message) -> list[Effect]:
         """Take responsibility for a message; it counts once `Accepted` is performed."""
@@ -279,7 +281,7 @@ class Delivery:
             return []
         effects: list[Effect] = []
         for peer, known in self._peers.items():
-            if known.told_busy:
+            if known.told_busy and not self._is_crowded(peer):
                 known.told_busy = False
                 effects += self._answer(peer, self._latest_epoch(known))
         return effects
@@ -350,6 +352,13 @@ class Delivery:
                 stream.answer_due = None
             self._timers.set(peer, stream.due)
 
+    def noted(self, rows: Iterable[OutState]) -> None:
+        """The driver says that these are on disk."""
+        for row in rows:
+            known = self._peers.get(AgentId(row.peer))
+            if known is not None and known.out.noted < row.seq < known.out.floor:
+                known.out.noted = row.seq
+
     def flush(self, peer: AgentId, upto: int, now: float) -> list[Effect]:
         """The driver says that all up to this number are durable."""
         stream = self._peer(peer).out
@@ -402,7 +411,7 @@ class Delivery:
             return []
         pause = max(self._config.answer_s, self._pause(stream, self._config.answer_s))
         stream.answer_due = now + pause
-        return [Send(peer, Mail(stream.epoch, stream.floor, stream.floor, ()))]
+        return [Send(peer, Mail(stream.epoch, stream.told_floor, stream.floor, ()))]
 
     def _answered(self, ack: MailAck, peer: AgentId, now: float, now_ms: int) -> list[Effect]:
         known = self._peer(peer)
@@ -413,7 +422,8 @@ class Delivery:
             stream.greeted, stream.answer_due = True, None
         if ack.epoch == NO_EPOCH:
             return self._pump(peer, now)  # it has nothing of ours
-        if ack.upto >= stream.next_seq:
+        lost = any(why == FORGOTTEN and seq >= stream.floor for seq, why in ack.exceptions)
+        if lost or ack.upto >= stream.next_seq:
             return self._start_over(known, now) + self._pump(peer, now)
         if known.answer is None or ack.upto >= known.answer.upto:
             known.answer = ack
@@ -473,6 +483,7 @@ class Delivery:
         waiting = stream.waiting
         for item in stream.settle(min(ack.upto, stream.loaded)):
             why = exceptions.get(item.seq)
+            why = why and one_line(why)
             state = MessageState.DELIVERED if why is None else MessageState.REFUSED
             if why == "":
                 state = item.state
@@ -483,8 +494,10 @@ class Delivery:
             if item.state in WITHDRAWN:
                 self._withdrawn.pop(item.id, None)
                 self._withdrawn_count = max(0, self._withdrawn_count - 1)
+            # A crash that forgets it makes us ask again, and the answer is the same; but one that
+            # can expire would be called so until then.
             row = OutState(peer, item.seq, item.id, state, why or "", now_ms, taken)
-            effects.append(Persist(row))
+            effects.append(Note(row, urgent=item.expires_ms > 0))
             if not taken:
                 effects.append(ReceiptChanged(peer, item.id, state, why or ""))
         self._pending -= waiting - stream.waiting
@@ -565,9 +578,8 @@ class Delivery:
             return self._answer(peer, mail.epoch)  # it names what we have: the sender starts over
         effects: list[Effect] = []
         if mail.floor > stream.seq + 1:
-            # Settled with an earlier database of ours: it will never come again.
             self.refused["mail of a lost database"] += 1
-            stream.seq, stream.last = mail.floor - 1, NO_HASH
+            stream.skip_to(mail.floor)
         stream.forget_below(mail.floor)
         mode = _GAP if mail.first > stream.seq + 1 else _WELL
         before = stream.seq
@@ -575,7 +587,8 @@ class Delivery:
         for seq, body in enumerate(mail.items, mail.first):
             if seq != stream.seq + 1:
                 continue
-            if self._is_full() or len(stream.exceptions) >= MAIL_ITEMS_MAX:
+            full = self._is_full() or len(stream.exceptions) >= MAIL_ITEMS_MAX
+            if full or (self._is_crowded(peer) and _names_files(body)):
                 mode = _BUSY
                 known.told_busy = True
                 effects += self._count_again()
@@ -621,7 +634,7 @@ class Delivery:
             self.refused["attachments beyond the limits"] += 1
             stream.exceptions[seq] = why[:TEXT_CHARACTERS_MAX]
             return []
-        self.parcels.hold(arrival.peer, message)
+        self.parcels.hold(arrival.peer, message, len(body))
         row = InRow(
             arrival.peer, arrival.epoch, seq, message.id, body, arrival.now_ms, _blobs(message)
         )
@@ -678,7 +691,12 @@ class Delivery:
         return next(reversed(known.inward), NO_EPOCH)
 
     def _is_full(self) -> bool:
-        return self.unread >= self._config.unread_max or len(self.parcels) >= HELD_MAX
+        return self.unread >= self._config.unread_max
+
+    def _is_crowded(self, peer: AgentId) -> bool:
+        """Whether what this peer attaches has to wait; its texts, and all others', do not."""
+        waiting = self._peer(peer).out.waiting
+        return self.parcels.is_crowded(peer) or waiting >= WORDS_WAITING_MAX
 
     def _peer(self, peer: AgentId) -> Correspondent:
         known = self._peers.get(peer)
@@ -687,5 +705,14 @@ class Delivery:
         return known
 
 
+def _names_files(body: bytes | None) -> bool:
+    try:
+        return body is not None and bool(parse_body(body).attachments)
+    except RemoteProtocolError:
+        return False
+
+
 def _blobs(message: Message) -> tuple[bytes, ...]:
+    if not message.attachments:
+        return ()
     return tuple(dict.fromkeys(each.sha256 for each in message.attachments))

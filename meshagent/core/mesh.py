@@ -48,7 +48,7 @@ from meshagent.core.membership import LAN, Membership, MembershipConfig
 from meshagent.core.messages import Message, MessageState
 from meshagent.core.outgoing import Item
 from meshagent.core.parcels import Ended
-from meshagent.core.ports import OutEntry, PeerRow
+from meshagent.core.ports import OutEntry, OutState, PeerRow
 from meshagent.core.records import ADDRESSES_MAX, Record
 from meshagent.core.transfer import BLOB_FRAMES, Transfer
 from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
@@ -228,6 +228,11 @@ class Mesh:
         """Our epoch, and the first number for `peer` that is not settled."""
         return None if self.delivery is None else self.delivery.numbers(peer)
 
+    def noted(self, rows: Iterable[OutState]) -> None:
+        """What was noted is on disk."""
+        if self.delivery is not None:
+            self.delivery.noted(rows)
+
     def flush(self, peer: AgentId, upto: int, now: float) -> list[Effect]:
         """All messages to `peer` up to this number are durable."""
         return (
@@ -266,18 +271,20 @@ class Mesh:
             return []
         parcels = self.delivery.parcels
         effects: list[Effect] = []
+        sources = self._sources(sender)
         for each in message.attachments:
             if each.sha256 in parcels and parcels.limits.is_eager(each):
                 try:
-                    effects += self._want(sender, each, now)
+                    effects += self._want(sender, each, sources, now)
                 except LimitReached as error:
                     effects += self._end(parcels.failed(each.sha256, error.message), now)
         return self._route(effects + self._end(parcels.complete(sender, message.id), now), now)
 
     def fetch(self, sender: AgentId, attachment: Attachment, now: float) -> list[Effect]:
         """Somebody asks for this one: `BlobReady` or `BlobFailed` follows."""
+        effects = self._want(sender, attachment, self._sources(sender), now)
         self._fetched.add(attachment.sha256)
-        return self._route(self._want(sender, attachment, now), now)
+        return self._route(effects, now)
 
     def relay(self, effects: list[Effect], now: float) -> list[Effect]:
         """What the transfer engine answered to the driver."""
@@ -290,9 +297,11 @@ class Mesh:
         ended = self.delivery.parcels.expired(self._wall_ms(now))
         return self._route(self._end(ended, now), now)
 
-    def _want(self, sender: AgentId, attachment: Attachment, now: float) -> list[Effect]:
+    def _want(
+        self, sender: AgentId, attachment: Attachment, sources: Sequence[AgentId], now: float
+    ) -> list[Effect]:
         return self.transfer.want(
-            attachment.sha256, attachment.size, self._sources(sender), sender, attachment.grant, now
+            attachment.sha256, attachment.size, sources, sender, attachment.grant, now
         )
 
     def inbox_shrank(self, by: int, now: float) -> list[Effect]:

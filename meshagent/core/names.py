@@ -10,7 +10,14 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable
 
-__all__ = ["DISPLAY_CHARACTERS_MAX", "FALLBACK_NAME", "FILE_BYTES_MAX", "display_name", "file_name"]
+__all__ = [
+    "DISPLAY_CHARACTERS_MAX",
+    "FALLBACK_NAME",
+    "FILE_BYTES_MAX",
+    "display_name",
+    "file_name",
+    "one_line",
+]
 
 DISPLAY_CHARACTERS_MAX = 120  # a line of a wide terminal
 FILE_BYTES_MAX = 200  # most filesystems end at 255; this leaves room for "(2)" and a temporary name
@@ -47,6 +54,11 @@ def display_name(raw: str) -> str:
         room = DISPLAY_CHARACTERS_MAX - len(extension) - 1
         name = f"{stem[:room].rstrip()}\u2026{extension}"
     return name or FALLBACK_NAME
+
+
+def one_line(raw: str) -> str:
+    """What another member says, as a terminal may show it; a word when nothing is left of it."""
+    return _visible(raw) or "?"
 
 
 def file_name(raw: str, taken: Iterable[str] = ()) -> str:

@@ -2,15 +2,15 @@
 
 A message that names attachments is durable here as soon as it is answered, and is handed out when
 every eager one is here and verified. Then its sender hears `delivered`; or `refused` and why, when
-one of them can never be had; or `expired`, when its time was up first. Invariant: every message
-that is held ends in exactly one of these.
+one of them can never be had; or `expired`, when its time was up first. Invariants: every message
+that is held ends in exactly one of these; nobody makes us hold more than a sender's share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from meshagent.core.attachments import Attachment, AttachmentLimits
@@ -20,6 +20,11 @@ from meshagent.core.types import AgentId
 __all__ = ["Ended", "Parcels"]
 
 Key = tuple[AgentId, str]
+
+SENDER_FILES_MAX = 1024  # of one sender's held messages: a want costs a few KiB while it waits
+SENDER_BYTES_MAX = 16 * 1024 * 1024  # their bodies, which a list of the inbox reads at once
+HELD_FILES_MAX = 32 * SENDER_FILES_MAX  # of all; a member can have many names
+STALE_MIN = 64  # a heap this short is not worth cleaning
 
 
 class Ended(NamedTuple):
@@ -35,6 +40,15 @@ class Ended(NamedTuple):
 class _Held:
     message: Message
     missing: set[bytes]
+    size: int
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one sender makes us hold."""
+
+    files: int = 0
+    size: int = 0
 
 
 class Parcels:
@@ -45,6 +59,9 @@ class Parcels:
         self._held: dict[Key, _Held] = {}
         self._wanted_by: dict[bytes, set[Key]] = {}
         self._expiries: list[tuple[int, AgentId, str]] = []
+        self._clean_at = STALE_MIN
+        self._shares: dict[AgentId, _Share] = {}
+        self._files = 0
 
     def __contains__(self, sha256: bytes) -> bool:
         """Whether a held message waits for this blob."""
@@ -57,15 +74,34 @@ class Parcels:
         """All of them, in the order they came."""
         return [(sender, held.message) for (sender, _), held in self._held.items()]
 
-    def hold(self, sender: AgentId, message: Message) -> list[Attachment]:
-        """Keep a message until its attachments are here; those that it waits for."""
-        eager = [each for each in message.attachments if self.limits.is_eager(each)]
+    def is_crowded(self, sender: AgentId) -> bool:
+        """Whether this sender's next message with attachments has to wait."""
+        share = self._shares.get(sender)
+        if share is None:
+            return self._files >= HELD_FILES_MAX
+        crowded = share.files >= SENDER_FILES_MAX or share.size >= SENDER_BYTES_MAX
+        return crowded or self._files >= HELD_FILES_MAX
+
+    def hold(self, sender: AgentId, message: Message, size: int = 0) -> list[Attachment]:
+        """Keep a message until its attachments are here; those that it waits for.
+
+        `size` are the bytes of its body, which stay on disk: here it is kept without its text.
+        A second one with its id is none: the disk keeps the first.
+        """
         key = (sender, message.id)
-        self._held[key] = _Held(message, {each.sha256 for each in eager})
+        if key in self._held:
+            return []
+        eager = [each for each in message.attachments if self.limits.is_eager(each)]
+        brief = message._replace(text="", data=None, headers={})
+        self._held[key] = _Held(brief, {each.sha256 for each in eager}, size)
+        share = self._shares.setdefault(sender, _Share())
+        share.files += len(message.attachments)
+        share.size += size
+        self._files += len(message.attachments)
         for each in eager:
             self._wanted_by.setdefault(each.sha256, set()).add(key)
         if message.expires_ms:
-            heappush(self._expiries, (message.expires_ms, *key))
+            self._note_expiry(message.expires_ms, key)
         return eager
 
     def complete(self, sender: AgentId, ident: str) -> list[Ended]:
@@ -104,8 +140,22 @@ class Parcels:
         """When `expired` has something next, at the earliest."""
         return self._expiries[0][0] if self._expiries else None
 
+    def _note_expiry(self, expires_ms: int, key: Key) -> None:
+        heappush(self._expiries, (expires_ms, *key))
+        if len(self._expiries) > self._clean_at:
+            # Those that ended otherwise: their time may be in a thousand years.
+            self._expiries = [each for each in self._expiries if each[1:] in self._held]
+            heapify(self._expiries)
+            self._clean_at = 2 * len(self._expiries) + STALE_MIN
+
     def _end(self, key: Key, state: MessageState, reason: str = "") -> Ended:
         held = self._held.pop(key)
+        share = self._shares[key[0]]
+        share.files -= len(held.message.attachments)
+        share.size -= held.size
+        self._files -= len(held.message.attachments)
+        if not share.files:
+            del self._shares[key[0]]
         for sha256 in held.missing:
             waiting = self._wanted_by.get(sha256)
             if waiting is not None:

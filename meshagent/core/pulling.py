@@ -43,8 +43,9 @@ from meshagent.core.frames import (
     Frame,
 )
 from meshagent.core.lifeguard import backoff_s
+from meshagent.core.names import one_line
 from meshagent.core.types import AgentId
-from meshagent.core.wants import ABSENT, NOT_ALLOWED, WRONG, Line, Offer, Source, Stage, Want
+from meshagent.core.wants import ABSENT, NOT_ALLOWED, WRONG, Line, Lines, Offer, Source, Stage, Want
 from meshagent.errors import LimitReached
 
 __all__ = ["Pulling", "PullingConfig"]
@@ -62,6 +63,8 @@ class PullingConfig:
     """Blobs pulled at once; more would only share the same window."""
     large_active_max: int = 6
     """Of those, large ones, so that small ones always find a place."""
+    per_sender_max: int = 7
+    """Of those, on behalf of one sender: a crowd of its blobs leaves room for the others'."""
     small_chunks: int = 16
     """Up to here a blob counts as small: it is gone in a moment."""
     wanted_max: int = 100_000
@@ -100,10 +103,12 @@ class Pulling:
         self._large = self._held = self._orders = 0
         self._by_source: dict[AgentId, dict[bytes, None]] = {}
         self._linked: set[AgentId] = set()
+        self._now = 0.0
         self._first_pull = self._pull = rng.getrandbits(FIRST_PULL_BITS)
         self._pulls: dict[int, Want] = {}
-        self._small_ones, self._large_ones = Line(), Line()
-        self._by_age, self._by_time = Line(), Line()
+        self._small_ones, self._large_ones, self._by_age = Lines(), Lines(), Lines()
+        self._by_time = Line()
+        self._stalling: dict[AgentId, tuple[int, float]] = {}
         self._open_not_before = 0.0
         self._unsent: dict[int, tuple[AgentId, type[Frame]]] = {}
         self._resend_at: float | None = None
@@ -183,6 +188,7 @@ class Pulling:
         for want in list(self._active.values()):
             if self._owes(want) and now >= want.heard_at + self._config.stall_s:
                 self._refused["stalled"] += 1
+                self._stalled(want.source, now)
                 self._blame(want.sources[want.source], "It does not go on.", now)
                 effects += self._stop(want)
         for want in self._by_time.due(now):
@@ -191,6 +197,8 @@ class Pulling:
 
     def deadline(self) -> float | None:
         """When on_timer is wanted next."""
+        if not self._wants and self._resend_at is None:
+            return None  # asked after every turn, and mostly nothing is on its way
         times = [
             each.heard_at + self._config.stall_s
             for each in self._active.values()
@@ -201,14 +209,17 @@ class Pulling:
             times.append(paused[0])
         if self._resend_at is not None:
             times.append(self._resend_at)
-        if len(self._active) < self._config.active_max and self._next_ready() is not None:
-            times.append(self._open_not_before)
+        if len(self._active) < self._config.active_max:
+            if self._next_ready() is not None:
+                times.append(self._open_not_before)
+            times += [until for _, until in self._stalling.values() if until > self._now]
         return min(times, default=None)
 
     def connected(self, peer: AgentId, now: float) -> list[Effect]:
         """A source is here, with a new link: what was on another is lost."""
         effects = self.disconnected(peer, now)
         self._linked.add(peer)
+        self._stalling.pop(peer, None)
         for sha256 in self._by_source.get(peer, ()):
             want = self._wants[sha256]
             source = want.sources[peer]
@@ -223,6 +234,7 @@ class Pulling:
     def disconnected(self, peer: AgentId, now: float) -> list[Effect]:
         """Its link is gone, with what was on it."""
         self._linked.discard(peer)
+        self._stalling.pop(peer, None)
         for pull in [each for each, (to, _) in self._unsent.items() if to == peer]:
             del self._unsent[pull]
         for want in self._active.values():
@@ -334,6 +346,7 @@ class Pulling:
             source.verdict = source.reason = WRONG
             return self._stop(want) + self._go_on(now)
         source.answered, source.failures = True, 0
+        self._stalling.pop(peer, None)
         want.contributors.add(peer)
         want.arrived += 1
         want.writes += 1
@@ -355,15 +368,15 @@ class Pulling:
         if want is None or want.source != peer:
             self._refused["end of no pull"] += 1
             return []
-        source = want.sources[peer]
+        source, reason = want.sources[peer], one_line(frame.reason)
         if frame.why == NOT_ALLOWED:
             source.refused_grants.add(want.asked_as)
             if set(want.grants) <= source.refused_grants:
-                source.verdict, source.reason = frame.why, frame.reason
+                source.verdict, source.reason = NOT_ALLOWED, reason
         elif frame.why == ABSENT:
-            source.verdict, source.reason = frame.why, frame.reason
+            source.verdict, source.reason = ABSENT, reason
         else:
-            self._blame(source, frame.reason, now)
+            self._blame(source, reason, now)
         self._take_back(want)
         return self._go_on(now)
 
@@ -468,12 +481,14 @@ class Pulling:
         soonest = want.soonest(self._linked)
         if soonest is not None:
             want.pause_until, want.reason = soonest.paused_until, soonest.reason or NOBODY_HERE
-        return self._close(want, discard=False)
+        # Space that is reserved and holds nothing is given back: promises are cheap to make.
+        return self._close(want, discard=not want.arrived)
 
     # -- places among the active --------------------------------------------------------------
 
     def _go_on(self, now: float) -> list[Effect]:
         """Fill the places, then the window."""
+        self._now = now
         effects = self._share_out(now)
         while len(self._active) < self._config.active_max and now >= self._open_not_before:
             want = self._next_ready()
@@ -489,13 +504,27 @@ class Pulling:
 
     def _next_ready(self) -> Want | None:
         """The eldest if no active one is there for its age, else the smallest there is room for."""
+        full = self._senders_with_enough()
         if not self._has_eldest():
-            first = self._by_age.first()
-        elif (first := self._small_ones.first()) is None:
-            if self._large >= self._config.large_active_max:
-                return None
-            first = self._large_ones.first()
-        return None if first is None else first[1]
+            return self._by_age.first(full)
+        first = self._small_ones.first(full)
+        if first is None and self._large < self._config.large_active_max:
+            return self._large_ones.first(full)
+        return first
+
+    def _senders_with_enough(self) -> set[AgentId]:
+        """Nobody has all places, and who lets us wait has one, now and then."""
+        active = Counter(each.on_behalf_of for each in self._active.values())
+        full = {each for each, n in active.items() if n >= self._config.per_sender_max}
+        return full | {
+            each for each, (_, until) in self._stalling.items() if active[each] or until > self._now
+        }
+
+    def _stalled(self, peer: AgentId, now: float) -> None:
+        failures, until = self._stalling.get(peer, (0, 0.0))
+        if now >= until:  # those that stall together count as one
+            pause_s = self._pause_s(failures + 1, self._config.longest_pause_s)
+            self._stalling[peer] = (failures + 1, now + pause_s)
 
     def _has_eldest(self) -> bool:
         return any(each.is_eldest for each in self._active.values())
@@ -553,7 +582,9 @@ class Pulling:
     def _succeed(self, want: Want, now: float) -> list[Effect]:
         self._vacate(want)
         self._forget(want)
-        ready: list[Effect] = [] if want.dropped else [BlobReady(want.sha256)]
+        ready: list[Effect] = (
+            [] if want.dropped else [BlobReady(want.sha256, frozenset(want.contributors))]
+        )
         return ready + self._go_on(now)
 
     def _fail(self, want: Want) -> list[Effect]:

@@ -258,7 +258,8 @@ class Serving:
         if upto > min(chunk_count(serve.ask.size), serve.send + CREDIT_CHUNKS_MAX):
             self._refused["absurd credit"] += 1
             return []
-        serve.upto, serve.touched = max(serve.upto, upto), now
+        if upto > serve.upto:  # the same again is no reason to keep the place
+            serve.upto, serve.touched = upto, now
         self._enqueue(serve)
         return self._pump()
 

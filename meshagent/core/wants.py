@@ -13,7 +13,7 @@ from enum import Enum
 
 from meshagent.core.types import AgentId
 
-__all__ = ["ABSENT", "NOT_ALLOWED", "WRONG", "Line", "Offer", "Source", "Stage", "Want"]
+__all__ = ["ABSENT", "NOT_ALLOWED", "WRONG", "Line", "Lines", "Offer", "Source", "Stage", "Want"]
 
 NOBODY = AgentId("")
 WRONG, ABSENT, NOT_ALLOWED = "wrong contents", "absent", "not allowed"  # a source's verdict
@@ -103,6 +103,11 @@ class Want:
     """Mixed contents were wrong: from now on all of it from one source, so that it shows whose."""
 
     @property
+    def on_behalf_of(self) -> AgentId:
+        """Whose message named it first: the places are shared among those."""
+        return next(iter(self.grants), NOBODY)
+
+    @property
     def held(self) -> int:
         """Its part of the window."""
         return self.upto - self.written
@@ -169,6 +174,28 @@ class Want:
         if source in self.grants and source not in refused:
             return source
         return next((each for each in self.grants if each not in refused), next(iter(self.grants)))
+
+
+class Lines:
+    """Who is first, of those whose sender may have one more? A line for each sender."""
+
+    def __init__(self) -> None:
+        self._lines: dict[AgentId, Line] = {}
+
+    def add(self, key: float, want: Want) -> None:
+        """Stand in its sender's line."""
+        self._lines.setdefault(want.on_behalf_of, Line()).add(key, want)
+
+    def first(self, but: Container[AgentId]) -> Want | None:
+        """The one with the smallest key, the eldest of several, of no sender in `but`."""
+        best: tuple[float, int, Want] | None = None
+        for sender in [each for each in self._lines if each not in but]:
+            found = self._lines[sender].first()
+            if found is None:
+                del self._lines[sender]
+            elif best is None or (found[0], found[1].order) < best[:2]:
+                best = (found[0], found[1].order, found[1])
+        return None if best is None else best[2]
 
 
 class Line:

@@ -32,10 +32,12 @@ from meshagent.core.effects import (
     Effect,
     Flush,
     Load,
+    Note,
     PeerChanged,
     Persist,
     ReceiptChanged,
     Transmit,
+    must_wait,
 )
 from meshagent.core.frames import Mail, MailAck
 from meshagent.core.identity import Identity, MeshSecret, verify
@@ -47,6 +49,7 @@ from meshagent.core.ports import (
     Discovery,
     NewEpoch,
     OutEntry,
+    OutState,
     PeerRow,
     Row,
     Store,
@@ -74,6 +77,7 @@ HOUSE_RETRY_MS = 30_000
 DUE_ITEMS_MAX = 1000
 RETAIN_MS = 30 * 24 * 3600 * 1000  # delivered history is kept for a month
 RETAIN_BYTES = 1024 * 1024 * 1024  # and up to a gigabyte
+NOTE_S = 0.05  # a note that no commit took along is kept after so long
 TURN_SENDS_MAX = 128  # taken in at once: a few ms of work, many rows for one sync
 OLDER_COPY = (
     "a peer has messages that this database never sent: it is an older copy; "
@@ -131,7 +135,10 @@ class Driver:
         self._rng = rng or random.SystemRandom()
         self._mesh: Mesh | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
         self._waiting: list[list[Effect]] = []
+        self._notes: list[OutState] = []
+        self._note_timer: asyncio.TimerHandle | None = None
         self._committing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._handed_in: list[_HandedIn] = []
@@ -224,16 +231,18 @@ class Driver:
             self._apply(effects)
             self.log.info("left")
             try:
-                await self._store.commit([e.row for e in effects if isinstance(e, Persist)])
+                rows = [e.row for e in effects if isinstance(e, Persist)]
+                await self._store.commit([*self._notes, *rows])
             except MeshError as error:
-                self.log.warning("who was met last is not remembered: %s", error)
+                self.log.warning("the last news is not kept: %s", error)
         self._ended.set()
         await self._close()
         self.subscribers.close()
 
     async def _close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._expiry, self._note_timer):
+            if timer is not None:
+                timer.cancel()
         tasks = [*self._tasks, *([self._committing] if self._committing else [])]
         for task in tasks:
             task.cancel()
@@ -332,6 +341,8 @@ class Driver:
             self._loop.call_soon(self._accept)
         self._handed_in.append(_HandedIn(outgoing, first, accepted))
         await accepted
+        if outgoing[0][1].expires_ms:  # all of one call have one time
+            self._house.set()  # not before the disk knows of it
 
     def _accept(self) -> None:
         """A part of a crowd at a time: the disk writes the first while the next are taken in."""
@@ -339,22 +350,25 @@ class Driver:
         self._handed_in = self._handed_in[TURN_SENDS_MAX:]
         if self._handed_in:
             self._loop.call_soon(self._accept)
-        effects: list[Effect] = []
-        now = self._loop.time()
-        for outgoing, first, accepted in handed_in:
-            if accepted.done():
-                continue  # whoever asked for it has given up
-            try:
-                taken = self.mesh.accept(outgoing, now)
-            except MeshError as error:
-                accepted.set_exception(error)
-                continue
-            self._accepting[outgoing[-1][1].id] = accepted  # one turn: the last says it for all
-            effects += [Persist(row) for row in first]
-            effects += taken
-            if any(message.expires_ms for _, message in outgoing):
-                self._house.set()
+        wanted = [each for each in handed_in if not each.accepted.done()]  # nobody gave them up
+        try:
+            effects = self._take_in(wanted)
+        except MeshError:
+            effects = []
+            for each in wanted:  # one bad message must not fail its neighbours
+                try:
+                    effects += self._take_in([each])
+                except MeshError as error:
+                    each.accepted.set_exception(error)
         self._turn(effects)
+
+    def _take_in(self, handed_in: Sequence[_HandedIn]) -> list[Effect]:
+        outgoing = [message for each in handed_in for message in each.outgoing]
+        taken = self.mesh.accept(outgoing, self._loop.time())
+        for each in handed_in:
+            # All of them are one turn: the last message of each says it for the others.
+            self._accepting[each.outgoing[-1][1].id] = each.accepted
+        return [*(Persist(row) for each in handed_in for row in each.first), *taken]
 
     async def take(self, drop: Drop) -> bool:
         """Mail that was left for us in the spool; whether we have all of it now, durably."""
@@ -371,6 +385,7 @@ class Driver:
 
     async def committed(self) -> None:
         """Until all that was decided so far is durable, or has failed."""
+        self._commit_notes()
         if self._committing is None:
             return
         passed = self._loop.create_future()
@@ -465,7 +480,7 @@ class Driver:
         mail, withdrawn = await self._store.mail_start(), await self._store.withdrawn()
         parcels = Parcels(self._limits)
         for entry in await self._store.receiving():
-            parcels.hold(AgentId(entry.sender), parse_body(entry.body))
+            parcels.hold(AgentId(entry.sender), parse_body(entry.body), len(entry.body))
         return Delivery(
             mail.epoch, mail.streams, mail.watermarks, mail.unread, self._rng,
             withdrawn=withdrawn, parcels=parcels, taken=mail.taken,
@@ -483,13 +498,13 @@ class Driver:
 
     async def backup(self, path: str) -> None:
         """A copy of everything this agent keeps, while it runs."""
+        await self.committed()
         await self._store.backup(path)
 
     async def restore(self, path: str) -> None:
         """Go on from a copy: messages that came or went since then are forgotten here."""
         self.mesh.deliver_with(None, self._loop.time())
-        while self._committing is not None:
-            await asyncio.shield(self._committing)
+        await self.committed()
         try:
             await self._store.restore(path)
         finally:
@@ -533,6 +548,7 @@ class Driver:
     async def _keep_house(self) -> None:
         """What is due by the wall clock: expiry at its time, retention now and then."""
         while True:
+            self._house.clear()  # before looking: what is set while we look wakes us again
             now_ms = self._wall_ms(self._loop.time())
             try:
                 due = await self._store.due(now_ms, DUE_ITEMS_MAX)
@@ -541,7 +557,8 @@ class Driver:
                 await self._store.retain(now_ms, RETAIN_MS, RETAIN_BYTES)
                 if self.porter is not None:
                     await self.porter.tidy(set(await self._store.blobs()))
-                due_ms = _earlier(await self._store.next_expiry(), self._next_held_expiry())
+                self._watch_expiry()
+                due_ms = await self._store.next_expiry()
                 self._count_unread()
             except MeshError as error:
                 self.log.warning("not tidied: %s", error)
@@ -549,7 +566,6 @@ class Driver:
             wait_s = (
                 HOUSE_S if due_ms is None else min(HOUSE_S, max(0.05, (due_ms - now_ms) / 1000))
             )
-            self._house.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._house.wait(), wait_s)
 
@@ -557,12 +573,27 @@ class Driver:
         delivery = self.mesh.delivery
         return delivery.parcels.next_expiry() if delivery is not None else None
 
+    def _watch_expiry(self) -> None:
+        """At its time, by a timer of its own: others' mail must not make us keep house."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        at_ms = None if self._mesh is None else self._next_held_expiry()
+        if at_ms is not None:
+            left_s = (at_ms - self._wall_ms(self._loop.time())) / 1000
+            self._expiry = self._loop.call_later(min(HOUSE_S, max(0.05, left_s)), self._expire)
+
+    def _expire(self) -> None:
+        if self._mesh is not None:
+            self._turn(self._mesh.expire(self._loop.time()))
+            self._watch_expiry()
+
     def _suspend(self, error: MeshError) -> None:
         """The disk did not take what it was given: nothing is accepted until it is well.
 
         What delivery believed since the last commit never happened; it begins again from the disk.
         """
         self.trouble, self._suspended_by = str(error), error
+        self._notes.clear()
         if self._mesh is not None:
             self._mesh.deliver_with(None, self._loop.time())
             if self._recovering is None or self._recovering.done():
@@ -629,25 +660,40 @@ class Driver:
     # -- effects ------------------------------------------------------------------------------
 
     def _turn(self, effects: list[Effect]) -> None:
-        if self._committing is not None or any(isinstance(each, Persist) for each in effects):
+        if self._committing is not None or must_wait(effects):
             self._waiting.append(effects)
             if self._committing is None:
                 self._committing = asyncio.create_task(self._commit())
         else:
+            self._notes += [each.row for each in effects if isinstance(each, Note)]
+            if self._notes and self._note_timer is None:
+                self._note_timer = self._loop.call_later(NOTE_S, self._commit_notes)
             self._apply(effects)
         self._arm()
 
+    def _commit_notes(self) -> None:
+        """What nothing rested on, when nothing else took it along."""
+        if self._note_timer is not None:
+            self._note_timer.cancel()
+        self._note_timer = None
+        if self._notes and self._committing is None:
+            self._committing = asyncio.create_task(self._commit())
+
     async def _commit(self) -> None:
         try:
-            while self._waiting:
+            while self._waiting or self._notes:
                 batch, self._waiting = self._waiting, []
-                rows = [e.row for effects in batch for e in effects if isinstance(e, Persist)]
+                notes, self._notes = self._notes, []
+                kept = [e for effects in batch for e in effects if isinstance(e, Persist | Note)]
+                notes_there = [e.row for e in kept if isinstance(e, Note)]
                 try:
-                    if rows:
+                    if rows := [*notes, *(each.row for each in kept)]:
                         await self._store.commit(rows)
                 except MeshError as error:
-                    self._fail(batch, error)
+                    self._fail([*batch, [Note(row) for row in notes]], error)
                 else:
+                    if self._mesh is not None:
+                        self._mesh.noted([*notes, *notes_there])
                     self._apply([each for effects in batch for each in effects])
         finally:
             self._committing = None
@@ -672,7 +718,7 @@ class Driver:
             if isinstance(e, Transmit) and not isinstance(e.frame, Mail | MailAck)
         ]
         self._apply(kept)
-        if any(isinstance(e, Persist) and not isinstance(e.row, PeerRow) for e in effects):
+        if any(isinstance(e, Persist | Note) and not isinstance(e.row, PeerRow) for e in effects):
             self.log.error("not kept: %s", error)
             self._suspend(error)
 
@@ -690,6 +736,8 @@ class Driver:
         for effect in effects:
             # Those that every message brings come first: the order of the cases is their cost.
             match effect:
+                case Note():
+                    pass
                 case Persist(row):
                     if type(row) is NewEpoch:
                         self.log.warning(OLDER_COPY)
@@ -713,12 +761,10 @@ class Driver:
                     self.spawn(self._load(effect))
                 case Collect(sender, message):
                     collect.append((sender, message))
-                    if message.expires_ms:
-                        self._house.set()
-                case _ if self.porter is not None:
-                    self.porter.perform(effect)
                 case CountUnread():
                     self._count_unread()
+                case _ if self.porter is not None:
+                    self.porter.perform(effect)
         for peer, upto in flush.items():
             self.post.pending(peer)
             if self._mesh is not None:
@@ -727,6 +773,8 @@ class Driver:
         for sender, message in collect:
             if self._mesh is not None:
                 self._turn(self._mesh.collect(sender, message, self._loop.time()))
+        if any(message.expires_ms for _, message in collect):
+            self._watch_expiry()
         self._report(reports)
 
     def _report(self, reports: list[Effect]) -> None:
@@ -786,8 +834,3 @@ class Driver:
         self._timer = None
         if self._mesh is not None:
             self._turn(self._mesh.on_timer(self._loop.time()))
-
-
-def _earlier(one: int | None, other: int | None) -> int | None:
-    times = [each for each in (one, other) if each is not None]
-    return min(times, default=None)

@@ -22,7 +22,7 @@ from meshagent.core.messages import (
 from meshagent.core.names import display_name
 from meshagent.core.ports import InEntry, InState, LogEntry, OutEntry, Store
 from meshagent.core.types import AgentId, is_agent_id
-from meshagent.errors import NoSuchPeer, RemoteProtocolError, UsageError
+from meshagent.errors import MeshError, NoSuchPeer, RemoteProtocolError, UsageError
 from meshagent.node.driver import Driver
 from meshagent.node.letters import Receipt
 from meshagent.node.porter import Porter
@@ -118,11 +118,13 @@ class Mailroom:
 
     async def outbox(self, limit: int = LIST_MAX, ended: bool = False) -> list[dict[str, Any]]:
         """What waits, oldest first."""
+        await self._driver.committed()
         rows = await self._store.outbox(limit, ended=ended)
         return [view for row in rows if (view := self._out_view(row)) is not None]
 
     async def waits(self) -> bool:
         """Whether anything has not ended yet."""
+        await self._driver.committed()
         return bool(await self._store.outbox(1))
 
     async def cancel(self, ident: str) -> dict[str, Any]:
@@ -210,6 +212,7 @@ class Mailroom:
     ) -> list[dict[str, Any]]:
         """The audit trail, oldest first."""
         agent = self.recipients(peer)[0] if peer else ""
+        await self._driver.committed()
         rows = await self._store.log(
             limit, search=search, peer=agent, kind=kind, without=RECEIPT_KIND
         )
@@ -231,9 +234,13 @@ class Mailroom:
     def attachment_view(self, attachment: Attachment) -> dict[str, Any]:
         """An attachment in JSON form; `received` counts the bytes that are here."""
         sha256, size = attachment.sha256, attachment.size
-        here = self.porter.blobs.holds(sha256, size)
+        trouble = ""
+        try:
+            here = self.porter.blobs.holds(sha256, size)
+        except MeshError as error:  # a broken store must not hide the messages
+            here, trouble = False, error.message
         progress = None if here else self._driver.transfer.progress(sha256)
-        received, _, waits_for = progress or (size if here else 0, size, "")
+        received, _, waits_for = progress or (size if here else 0, size, trouble)
         return {
             "name": attachment.name,
             "size": size,
@@ -267,6 +274,7 @@ class Mailroom:
         return entry
 
     async def _one_out(self, ident: str) -> OutEntry:
+        await self._driver.committed()
         entry: OutEntry = _only(await self._store.outgoing(ident), ident, "outbox")
         return entry
 

@@ -1,7 +1,8 @@
 """Carries attachments: performs what the transfer engine asks for, on the blob store's files.
 
 Decides who may have a blob, never which chunk comes next. Invariant: a peer gets only what a
-message to it names; a blob is held by this agent's own link before anybody hears that it is here.
+message to it names, from somebody who had it: naming a hash opens nothing. A blob is held by this
+agent's own link before anybody hears that it is here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from meshagent.core.attachments import Attachment, grant_words
+from meshagent.core.chunks import CHUNK_BYTES, chunk_count
 from meshagent.core.effects import (
     BlobFailed,
     BlobProgress,
@@ -28,7 +30,6 @@ from meshagent.core.effects import (
     ReadChunk,
     WriteChunk,
 )
-from meshagent.core.frames import CHUNK_BYTES
 from meshagent.core.identity import verify
 from meshagent.core.types import AgentId
 from meshagent.errors import MeshError, StorageError, UsageError
@@ -46,6 +47,7 @@ __all__ = ["BLOB_EFFECTS", "Attachable", "Porter"]
 Attachable = str | os.PathLike[str] | tuple[str, bytes | BinaryIO]
 """What can be attached: a path, or a name with bytes or a file that is open for reading."""
 Progress = Callable[[int, int | None], None]
+GIVEN_MAX = 10_000  # blobs of which is remembered who sent them; others are served by their senders
 
 BLOB_EFFECTS = (
     CheckAsk, ReadChunk, CloseReader, OpenPartial, WriteChunk, FinishBlob, ClosePartial,
@@ -62,24 +64,30 @@ class Porter:
         self._partials: dict[bytes, Partial] = {}
         self._readers: dict[tuple[AgentId, int], Reader] = {}
         self._waiting: dict[bytes, list[asyncio.Future[None]]] = {}
+        self._importing: Hands | None = None
+        self._closing = False
         self._watching: dict[bytes, list[Callable[[int, int], None]]] = {}
+        self._givers: dict[bytes, frozenset[AgentId]] = {}
 
     async def start(self, driver: Driver) -> None:
         """The node has started."""
-        self._driver = driver
+        self._driver, self._transfer = driver, driver.transfer
+        self._loop = asyncio.get_running_loop()
         # Two threads: what others read from us must not wait for what we write.
         self._writing, self._reading = Hands("meshagent-writes"), Hands("meshagent-reads")
 
     async def close(self) -> None:
         """The node ends; what is half here stays for the next run."""
+        self._closing = True
         for partial_blob in self._partials.values():
             self._writing.do(partial_blob.close, _ignore)
         for reader in self._readers.values():
             self._reading.do(reader.close, _ignore)
         self._partials.clear()
         self._readers.clear()
-        await self._writing.close()
-        await self._reading.close()
+        for hands in (self._writing, self._reading, self._importing):
+            if hands is not None:
+                await hands.close()
         for waiting in self._waiting.values():
             for each in waiting:
                 if not each.done():
@@ -90,9 +98,22 @@ class Porter:
     async def enclose(self, what: Attachable, progress: Progress | None = None) -> tuple[str, str]:
         """Copy a file, bytes or a stream into the store, as it is now; its name and SHA-256."""
         name, source = _named(what)
-        # In a thread of its own: a large one must not hold up what others need of us.
-        stored = await asyncio.to_thread(self.blobs.put, source, progress)
+
+        def report(done: int, size: int | None) -> None:
+            if self._closing:
+                raise StorageError("The node ended before the file was copied.")
+            if progress is not None:
+                self._loop.call_soon_threadsafe(progress, done, size)
+
+        # By hands of its own: a large one must not hold up what others need of us.
+        if self._importing is None:
+            self._importing = Hands("meshagent-imports")
+        stored = await self._importing.ask(partial(self.blobs.put, source, report))
         return name, stored.sha256.hex()
+
+    async def contents(self, sha256: bytes) -> bytes:
+        """All bytes of a blob that is here."""
+        return await self._reading.ask(self.blobs.path(sha256).read_bytes)
 
     async def describe(self, sha256: bytes) -> Stored:
         """What the store holds under this hash."""
@@ -121,8 +142,11 @@ class Porter:
             self._driver.fetch(sender, attachment)
             await arrived
         finally:
-            if arrived in self._waiting.get(sha256, ()):
-                self._waiting[sha256].remove(arrived)
+            waiting = self._waiting.get(sha256, [])
+            if arrived in waiting:
+                waiting.remove(arrived)
+            if not waiting:
+                self._waiting.pop(sha256, None)
             if progress is not None and progress in self._watching.get(sha256, ()):
                 self._watching[sha256].remove(progress)
 
@@ -141,12 +165,12 @@ class Porter:
         """Do it; the engine hears of it in the loop's thread."""
         match effect:
             case WriteChunk(sha256, index, data):
-                work = partial(self._partials[sha256].write, data)
+                work = partial(_write, self._partials[sha256], index, data)
                 self._writing.do(work, partial(self._wrote, sha256, index))
             case ReadChunk(peer, pull, _, index):
                 reader = self._readers.get((peer, pull))
-                work = partial(reader.read, index) if reader is not None else _nothing
-                self._reading.do(work, partial(self._read, peer, pull, index))
+                reading = partial(reader.read, index) if reader is not None else _nothing
+                self._reading.do(reading, partial(self._read, peer, pull, index))
             case CheckAsk():
                 self._driver.spawn(self._check(effect))
             case CloseReader(peer, pull):
@@ -162,16 +186,30 @@ class Porter:
                 ending = self._partials.pop(sha256, None)
                 if ending is not None:
                     self._writing.do(ending.discard if discard else ending.close, _ignore)
-            case BlobReady(sha256):
+            case BlobReady(sha256, givers):
+                self._remember(sha256, givers)
                 self._settle(sha256, None)
             case BlobFailed(sha256, why):
                 self._settle(sha256, why)
             case BlobProgress(sha256, received, size):
-                for watcher in self._watching.get(sha256, ()):
-                    watcher(received, size)
-                if self._driver.subscribers:
-                    news = {"sha256": sha256.hex(), "received": received, "size": size}
-                    self._driver.subscribers.tell(Event("progress", news))
+                self._tell(sha256, received, size)
+
+    def _tell(self, sha256: bytes, received: int, size: int) -> None:
+        for watcher in list(self._watching.get(sha256, ())):
+            try:
+                watcher(received, size)
+            except Exception:  # a program's own fault: the transfer goes on without it
+                self._driver.log.exception("a watcher of progress failed")
+                self._watching[sha256].remove(watcher)
+        if self._driver.subscribers:
+            news = {"sha256": sha256.hex(), "received": received, "size": size}
+            self._driver.subscribers.tell(Event("progress", news))
+
+    def _remember(self, sha256: bytes, givers: frozenset[AgentId]) -> None:
+        if givers:
+            self._givers[sha256] = givers
+            if len(self._givers) > GIVEN_MAX:
+                del self._givers[next(iter(self._givers))]
 
     # -- receiving ----------------------------------------------------------------------------
 
@@ -184,14 +222,14 @@ class Porter:
             return None
 
     def _opened(self, sha256: bytes, opened: Partial | None, error: Exception | None) -> None:
-        transfer = self._driver.transfer
+        transfer = self._transfer
+        if opened is not None:
+            self._partials[sha256] = opened
+            self._driver.blob(transfer.opened, sha256, chunk_count(opened.received))
+            return
         match error:
-            case None if opened is None:
-                self._driver.blob(transfer.present, sha256)
             case None:
-                self._partials[sha256] = opened
-                chunks = -(-opened.received // CHUNK_BYTES)
-                self._driver.blob(transfer.opened, sha256, chunks)
+                self._driver.blob(transfer.present, sha256)
             case Busy():
                 self._driver.blob(transfer.held_up, sha256, "another agent here receives it")
             case QuotaReached():
@@ -201,20 +239,20 @@ class Porter:
 
     def _wrote(self, sha256: bytes, index: int, _: None, error: Exception | None) -> None:
         if error is None:
-            self._driver.blob(self._driver.transfer.wrote, sha256, index)
+            self._driver.blob(self._transfer.wrote, sha256, index)
         else:
             self._held_up(sha256, error)
 
     def _finish(self, sha256: bytes, whole: Partial) -> None:
         try:
             whole.finish()
-        except MeshError:
+        except BaseException:
             whole.close()  # its lock must not outlive the attempt
             raise
         self.blobs.keep(sha256, self._holder)
 
     def _finished(self, sha256: bytes, _: None, error: Exception | None) -> None:
-        transfer = self._driver.transfer
+        transfer = self._transfer
         if error is None:
             self._driver.blob(transfer.finished, sha256)
         elif isinstance(error, WrongHash):
@@ -229,7 +267,7 @@ class Porter:
         self._driver.log.warning(
             "an attachment waits: %s", error, exc_info=None if known else error
         )
-        self._driver.blob(self._driver.transfer.held_up, sha256, reason)
+        self._driver.blob(self._transfer.held_up, sha256, reason)
 
     def _settle(self, sha256: bytes, why: str | None) -> None:
         self._watching.pop(sha256, None)
@@ -248,8 +286,12 @@ class Porter:
     # -- serving ------------------------------------------------------------------------------
 
     async def _check(self, ask: CheckAsk) -> None:
-        refusal = await self._refusal(ask)
-        transfer = self._driver.transfer
+        try:
+            refusal = await self._refusal(ask)
+        except Exception:  # an ask without an answer would hold its place for ever
+            self._driver.log.exception("an ask could not be checked")
+            refusal = "failed", "it can't be read"
+        transfer = self._transfer
         if refusal is not None:
             self._driver.blob(transfer.turned_away, ask.peer, ask.pull, *refusal)
         else:
@@ -273,7 +315,10 @@ class Porter:
         return None
 
     async def _may_have(self, ask: CheckAsk) -> bool:
-        """By a message of ours to the peer; or by the word of another whose blob we have too."""
+        """By a message of ours to the peer; or by the word of another from whom we have it.
+
+        Another's message to us is not enough: it may name what it never had, and then grant it.
+        """
         driver = self._driver
         if ask.granter == driver.agent:
             return await driver.names_blob(ask.sha256, ask.peer, "out")
@@ -283,12 +328,14 @@ class Porter:
             return False
         if self._is_local(ask.granter):
             return True  # its store is ours
+        if ask.granter not in self._givers.get(ask.sha256, ()):
+            return False
         return await driver.names_blob(ask.sha256, ask.granter, "in")
 
     def _read(self, peer: AgentId, pull: int, index: int, data: Any, error: Any) -> None:
         if error is not None:
             self._driver.log.warning("a chunk can't be read: %s", error)
-        self._driver.blob(self._driver.transfer.chunk_read, peer, pull, index, data)
+        self._driver.blob(self._transfer.chunk_read, peer, pull, index, data)
 
 
 def _named(what: Attachable) -> tuple[str, Path | BinaryIO]:
@@ -304,6 +351,13 @@ def _named(what: Attachable) -> tuple[str, Path | BinaryIO]:
         f"{what!r} can't be attached.",
         hint='Give a path, or a name with bytes or an open file: ("shot.png", data).',
     )
+
+
+def _write(part: Partial, index: int, data: bytes) -> None:
+    """In the thread: a chunk behind one that failed must not take its place."""
+    if part.received != index * CHUNK_BYTES:
+        raise StorageError("The chunk before it could not be written.")
+    part.write(data)
 
 
 def _ignore(result: Any, error: Exception | None) -> None:

@@ -241,12 +241,12 @@ class BulkNode:
         return engine.admitted(ask.peer, ask.pull, now)
 
     def _read(self, engine: Transfer, read: ReadChunk) -> list[Effect]:
-        at = read.index * chunks.CHUNK_BYTES
+        at = read.chunk * chunks.CHUNK_BYTES
         blob = self.store.blobs.get(read.sha256)
         data = None if blob is None else blob[at : at + chunks.CHUNK_BYTES]
         if data is not None and self.lies:
             data = bytes(each ^ 1 for each in data)
-        return engine.chunk_read(read.peer, read.pull, read.index, data, self.world.now)
+        return engine.chunk_read(read.peer, read.pull, read.chunk, data, self.world.now)
 
     def _open(self, engine: Transfer, effect: OpenPartial) -> list[Effect]:
         sha256, now = effect.sha256, self.world.now
@@ -267,11 +267,11 @@ class BulkNode:
         self._unwritten -= 1
         if self.store.full:
             return engine.held_up(sha256, "disk full", now)
-        at, partial = effect.index * chunks.CHUNK_BYTES, self.store.partials[sha256]
+        at, partial = effect.chunk * chunks.CHUNK_BYTES, self.store.partials[sha256]
         if at > len(partial):  # one before it was not written
             return engine.held_up(sha256, "gap", now)
         partial[at : at + chunks.CHUNK_BYTES] = effect.data
-        return engine.wrote(sha256, effect.index, now)
+        return engine.wrote(sha256, effect.chunk, now)
 
     def _finish(self, engine: Transfer, effect: FinishBlob) -> list[Effect]:
         sha256, now = effect.sha256, self.world.now

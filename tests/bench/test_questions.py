@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from meshagent.bench import CONTESTANTS, QUESTIONS, guard
+from meshagent.bench import CONTESTANTS, QUESTIONS, discovery, guard
 from meshagent.bench.agent import features
 from meshagent.bench.contestants import HOW_TO_GET, why_not
 from meshagent.bench.discovery import why_no_namespace
@@ -104,6 +104,30 @@ def test_a_contestant_that_is_missing_is_named_with_the_way_to_get_it(
     (reason,) = (each["reason"] for each in part["left_out"] if each["what"] == "http")
     assert reason == f"no-such-distribution is not installed: {HOW_TO_GET}"
     assert not any(case.startswith("http") for case in part["cases"])
+
+
+def test_without_a_namespace_nobody_multicasts_but_our_own_nodes_on_loopback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may not run is left out with the reason; nothing is measured here."""
+    asked: list[list[str]] = []
+
+    def rounds(_: object, others: list[str]) -> dict[str, list[dict[str, float]]]:
+        asked.append(others)
+        return {
+            case: [{discovery.FIRST: 1.0}]
+            for case in (discovery.FILE, discovery.MDNS, discovery.BARE)
+        }
+
+    monkeypatch.setattr(discovery, "why_no_namespace", lambda: "none can be made")
+    monkeypatch.setattr(discovery, "takes_part", lambda *_: True)
+    monkeypatch.setattr(discovery, "_rounds", rounds)
+    part = ask("discovery", "tiny", tmp_path, frozenset({"zenoh", "pyre"}))
+    assert part["failed"] is None
+    assert asked == [[]]
+    assert {each["what"]: each["reason"] for each in part["left_out"]} == dict.fromkeys(
+        ("zenoh", "pyre"), "it multicasts, and none can be made"
+    )
 
 
 def test_a_question_that_fails_says_so_and_stops_no_other(

@@ -112,7 +112,7 @@ def test_one_chunk_from_ask_to_ready() -> None:
     ]
     assert it.wrote(X, 0, 0.2) == [BlobProgress(X, 5, 5), FinishBlob(X)]
     assert it.progress(X) == (5, 5, "")
-    assert it.finished(X, 0.3) == [BlobReady(X)]
+    assert it.finished(X, 0.3) == [BlobReady(X, frozenset({BOB}))]
     assert it.progress(X) is None
     assert it.deadline() is None
 
@@ -200,7 +200,7 @@ def test_busy_is_asked_again_after_a_pause_that_grows() -> None:
     it, ask = pulling_from(BOB)
     now, pauses = 0.0, []
     for _ in range(12):
-        assert it.receive(BlobEnd(ask.pull, "busy", "Later."), BOB, now) == [ClosePartial(X, False)]
+        assert it.receive(BlobEnd(ask.pull, "busy", "Later."), BOB, now) == [ClosePartial(X, True)]
         assert it.progress(X) == (0, 40 * CHUNK_BYTES, "Later.")
         then = it.deadline()
         assert then is not None
@@ -220,7 +220,7 @@ def test_it_fails_only_when_the_granter_and_all_who_answered_say_no() -> None:
         BlobFailed(X, "Nobody gives it: absent."),
     ]
     it, ask = pulling_from(CAROL, granter=BOB)
-    assert it.receive(BlobEnd(ask.pull, "absent", ""), CAROL, 0.0) == [ClosePartial(X, False)]
+    assert it.receive(BlobEnd(ask.pull, "absent", ""), CAROL, 0.0) == [ClosePartial(X, True)]
     assert it.progress(X) is not None, "its granter may come back"
 
 
@@ -233,7 +233,7 @@ def test_each_grant_is_tried_before_a_source_is_given_up() -> None:
     assert (ask.granter, ask.grant) == (ALICE, b"of alice")
     _, ask = the_ask(it.receive(BlobEnd(ask.pull, "not allowed", ""), CAROL, 0.0))
     assert (ask.granter, ask.grant) == (BOB, b"of bob")
-    assert it.receive(BlobEnd(ask.pull, "not allowed", ""), CAROL, 0.0) == [ClosePartial(X, False)]
+    assert it.receive(BlobEnd(ask.pull, "not allowed", ""), CAROL, 0.0) == [ClosePartial(X, True)]
     it.want(X, 5, [CAROL], BOB, b"a new one", 1.0)
     _, ask = the_ask(it.opened(X, 0, 1.0))
     assert ask.grant == b"a new one"
@@ -284,7 +284,7 @@ def test_who_gave_wrong_contents_is_never_asked_again() -> None:
     it.wrote(X, 0, 0.0)
     it.wrong(X, 0.0)
     assert it.refused["wrong contents"] == 1
-    assert it.opened(X, 0, 0.0) == [BlobProgress(X, 0, 5), ClosePartial(X, False)]
+    assert it.opened(X, 0, 0.0) == [BlobProgress(X, 0, 5), ClosePartial(X, True)]
     it.connected(CAROL, 1.0)
     assert not frames(it.opened(X, 0, 1.0))
     it.connected(BOB, 2.0)
@@ -542,7 +542,7 @@ def test_peers_take_turns_however_many_pulls_one_has() -> None:
         read = reads.pop(0)
         if isinstance(read, ReadChunk):
             order.append(read.peer)
-            reads += it.chunk_read(read.peer, read.pull, read.index, FULL, 0.0)
+            reads += it.chunk_read(read.peer, read.pull, read.chunk, FULL, 0.0)
     assert order[:20].count(CAROL) == 8, "carol's eight chunks are among the first twenty"
     assert len(order) == 88
 
@@ -573,3 +573,98 @@ def test_a_pull_that_is_idle_loses_its_place() -> None:
     assert [type(each) for each in effects] == [Send, CloseReader]
     assert 60.0 <= now <= 120.0
     assert not it._serving._clients
+
+
+# -- who lets us wait -------------------------------------------------------------------------
+
+
+def wanted(it: Transfer, peer: AgentId, count: int, size: int = 1) -> list[bytes]:
+    """So many blobs of this peer's messages; those that were opened at once."""
+    opened = []
+    for number in range(count):
+        sha256 = peer[:1].encode() + number.to_bytes(31, "big")
+        for effect in it.want(sha256, size, [peer], peer, b"", 0.0):
+            if isinstance(effect, OpenPartial):
+                opened.append(effect.sha256)
+    return opened
+
+
+def opens(effects: list[Effect]) -> list[bytes]:
+    return [each.sha256 for each in effects if isinstance(each, OpenPartial)]
+
+
+def test_a_crowd_of_one_senders_blobs_leaves_a_place_for_anothers() -> None:
+    it = engine()
+    it.connected(ALICE, 0.0)
+    it.connected(BOB, 0.0)
+    assert len(wanted(it, ALICE, 1_000)) == PullingConfig().per_sender_max
+    assert len(wanted(it, BOB, 1)) == 1
+
+
+def test_who_stalls_has_one_place_at_a_time_until_it_sends() -> None:
+    it, now = engine(), 0.0
+    it.connected(ALICE, now)
+    for sha256 in wanted(it, ALICE, 100):
+        it.opened(sha256, 0, now)
+    asked_at_once = []
+    for _ in range(5):
+        now = it.deadline() or 0.0
+        effects = it.on_timer(now)
+        while new := opens(effects):
+            asked_at_once.append(len(new))
+            effects = [each for sha256 in new for each in it.opened(sha256, 0, now)]
+    assert set(asked_at_once) == {1}
+    assert it.refused["stalled"] >= PullingConfig().per_sender_max
+    it.connected(BOB, now)
+    assert len(wanted(it, BOB, 20)) == PullingConfig().per_sender_max
+
+
+def test_who_stalled_and_then_sends_has_its_places_again() -> None:
+    it = engine()
+    it.connected(ALICE, 0.0)
+    asks = [
+        each
+        for sha256 in wanted(it, ALICE, 20)
+        for each in frames(it.opened(sha256, 0, 0.0), BlobAsk)
+    ]
+    stall_s, places = PullingConfig().stall_s, PullingConfig().per_sender_max
+    it.on_timer(stall_s)
+    effects: list[Effect] = []
+    now = stall_s
+    while not (new := opens(effects)):
+        now = it.deadline() or 0.0
+        effects = it.on_timer(now)
+    (ask,) = frames(it.opened(new[0], 0, now), BlobAsk)
+    assert isinstance(ask, BlobAsk)
+    assert len(asks) == places
+    it.receive(BlobChunk(ask.pull, 0, b"x"), ALICE, now)
+    assert len(opens(it.wrote(new[0], 0, now) + it.finished(new[0], now))) >= places - 1
+
+
+def test_space_that_was_reserved_for_nothing_is_given_back() -> None:
+    it = engine()
+    it.connected(BOB, 0.0)
+    it.want(X, 3 * CHUNK_BYTES, [BOB], BOB, b"", 0.0)
+    it.opened(X, 0, 0.0)
+    assert ClosePartial(X, True) in it.on_timer(PullingConfig().stall_s)
+
+
+def test_the_same_credit_again_does_not_keep_a_place() -> None:
+    it = engine(serving=ServingConfig(idle_s=60.0))
+    it.receive(BlobAsk(1, X, 2 * CHUNK_BYTES, ALICE, b"", 0, 1), BOB, 0.0)
+    it.admitted(BOB, 1, 0.0)
+    it.chunk_read(BOB, 1, 0, FULL, 0.0)
+    it.receive(BlobMore(1, 1), BOB, 59.0)
+    assert CloseReader(BOB, 1) in it.on_timer(60.0)
+
+
+def test_what_a_source_says_drives_no_terminal() -> None:
+    it = engine()
+    it.connected(BOB, 0.0)
+    it.want(X, 5, [BOB], BOB, b"", 0.0)
+    _, ask = the_ask(it.opened(X, 0, 0.0))
+    it.receive(BlobEnd(ask.pull, "busy", "\x1b[2Jgone\x9b"), BOB, 0.0)
+    progress = it.progress(X)
+    assert progress is not None
+    assert progress[2].isprintable()
+    assert "gone" in progress[2]

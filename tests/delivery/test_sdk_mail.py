@@ -110,6 +110,29 @@ def test_a_receipt_passes_through_sent() -> None:
     run(body())
 
 
+def test_a_message_expires_in_time_though_it_was_sent_while_the_node_tidied() -> None:
+    async def body() -> None:
+        async with meshagent.join("tester", discovery="file") as tester:
+            driver, sent = tester._driver, []
+            next_expiry = driver._store.next_expiry
+
+            async def slow() -> int | None:
+                found = await next_expiry()
+                if not sent:
+                    sent.append(await tester.send("backend-k3f9a2qd", "soon stale", ttl=0.1))
+                return found
+
+            driver._store.next_expiry = slow  # type: ignore[method-assign]
+            driver._house.set()
+            async with asyncio.timeout(5):
+                while not sent:  # noqa: ASYNC110 - it is the node's own task that sends
+                    await asyncio.sleep(0.01)
+                await sent[0].settled()
+            assert sent[0].state == "expired"
+
+    run(body())
+
+
 def test_a_delivery_that_takes_too_long_raises_and_the_message_stays(project: Path) -> None:
     async def body() -> None:
         async with meshagent.join("tester", discovery="file") as tester:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from storage.mail_rows import OTHER, PEER, became, came, live, out, receipt, word
 
-from meshagent.core.ports import Arrived, InRow, Store, TurnedAway
+from meshagent.core.ports import Arrived, InRow, OutState, Store, TurnedAway
 from meshagent.storage.memory import MemoryStore
 from meshagent.storage.sqlite import SqliteStore
 
@@ -93,6 +93,28 @@ def test_a_peer_may_ask_for_what_a_message_to_it_names_and_for_nothing_else(stor
         assert not await store.names_blob(TRACE, PEER, "out")
         assert await store.names_blob(TRACE, PEER, "in")
         assert set(await store.blobs()) == {SHOT, TRACE}
+
+    live(store, script)
+
+
+@pytest.mark.parametrize("state", ["cancelled", "expired", "refused"])
+def test_what_was_taken_back_or_refused_may_not_be_asked_for(store: Store, state: str) -> None:
+    async def script(store: Store) -> None:
+        await store.commit([out(1, "m1")._replace(blobs=(SHOT,))])
+        await store.commit([OutState(PEER, 1, "m1", state, "", 1)])
+        assert not await store.names_blob(SHOT, PEER, "out")
+        await store.commit([out(2, "m2")._replace(blobs=(SHOT,))])
+        assert await store.names_blob(SHOT, PEER, "out")
+
+    live(store, script)
+
+
+def test_an_id_that_comes_again_names_nothing_more(store: Store) -> None:
+    async def script(store: Store) -> None:
+        await store.commit([held("m1", SHOT)])
+        await store.commit([held("m1", TRACE)])
+        assert not await store.names_blob(TRACE, PEER, "in")
+        assert set(await store.blobs()) == {SHOT}
 
     live(store, script)
 
