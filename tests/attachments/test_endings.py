@@ -70,3 +70,26 @@ def test_a_neighbour_of_a_sender_that_is_gone_for_ever_gives_what_it_promised(
     wire.hold_at(None)
     courier.assert_same(courier.wait_for_message(receiver.agent, ident), [file])
     assert wire.moved - before < 1.01 * 24 * MIB + 4 * MIB
+
+
+def test_a_file_that_its_sender_has_lost_is_refused_and_texts_still_flow(
+    courier: Courier,
+) -> None:
+    wire = courier.wire
+    sender, receiver = courier.pair()
+    courier.leave(receiver)
+    ident = courier.send_files(sender.agent, receiver.agent, [courier.file(MIB)])
+    (name,) = {each.name for each in courier.folder.agents.glob("*/blobs/*")}
+    for each in (
+        courier.folder.blobs / name[:2] / name[2:],
+        *courier.folder.agents.glob("*/blobs/*"),
+    ):
+        each.unlink()
+    receiver = courier.join_elsewhere("backend", sender)
+    courier.wait_for_state(sender.agent, ident, "refused")
+    (told,) = [each for each in courier.ask(sender.agent, "log") if each["id"] == ident]
+    assert told["reason"] == "Nobody gives it: absent."
+    assert courier.inbox(receiver.agent) == []
+    (text,) = courier.send(sender.agent, receiver.agent, "after")
+    courier.wait_for_state(sender.agent, text, "delivered")
+    assert wire.moved < MIB // 2
