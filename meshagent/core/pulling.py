@@ -505,9 +505,13 @@ class Pulling:
         return first
 
     def _senders_with_enough(self) -> set[AgentId]:
-        """Nobody has all places, and who lets us wait has one, now and then."""
+        """Nobody has all places; who is away has one, and who lets us wait one now and then."""
         active = Counter(each.on_behalf_of for each in self._active.values())
-        full = {each for each, n in active.items() if n >= self._config.per_sender_max}
+        full = {
+            each
+            for each, count in active.items()
+            if count >= (self._config.per_sender_max if each in self._linked else 1)
+        }
         return full | {
             each for each, (_, until) in self._stalling.items() if active[each] or until > self._now
         }

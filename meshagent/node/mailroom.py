@@ -231,12 +231,13 @@ class Mailroom:
     def attachment_view(self, attachment: Attachment) -> dict[str, Any]:
         """An attachment in JSON form; `received` counts the bytes that are here."""
         sha256, size = attachment.sha256, attachment.size
-        trouble = ""
+        progress, trouble = self._driver.transfer.progress(sha256), ""
+        if progress is not None and progress[1] != size:
+            progress = None  # somebody else's claim about that hash
         try:
-            here = self.porter.blobs.holds(sha256, size)
+            here = progress is None and self.porter.blobs.holds(sha256, size)
         except MeshError as error:  # a broken store must not hide the messages
             here, trouble = False, error.message
-        progress = None if here else self._driver.transfer.progress(sha256)
         received, _, waits_for = progress or (size if here else 0, size, trouble)
         return {
             "name": attachment.name,
