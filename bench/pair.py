@@ -18,6 +18,9 @@ from meshagent.storage.folder import MeshFolder
 
 __all__ = ["MeshPair", "own_environ"]
 
+# A file of 1 GiB is to move like a smaller one: by default it would wait until it is asked for.
+SETTINGS = 'name = "bench"\nattachments_eager = "2 GiB"\nattachments_each = "2 GiB"\n'
+
 
 def own_environ(home: Path, run: str) -> dict[str, str]:
     """Nothing of this user's, and loopback only."""
@@ -42,6 +45,8 @@ class MeshPair:
             (folder / side).mkdir(parents=True)
         self.here.create("bench")
         self.there.create("bench", self.here.read_secret())
+        for mesh in (self.here, self.there):
+            mesh.settings_file.write_text(SETTINGS)
         try:
             self.recipient = self.start(self.there, "recipient")
             first = self.recipient.wait_ready()

@@ -59,6 +59,7 @@ from meshagent.storage.sealing import (
     renumbered,
     settled,
 )
+from meshagent.storage.statements import write_rows
 
 if TYPE_CHECKING:
     import apsw
@@ -74,10 +75,7 @@ RENUMBER_ROWS = 1_000  # read at once, so that memory stays flat whatever waits
 POSITION_MAX = 2**63 - 1
 UNFIT = b"?"  # no checksum has this length
 
-_PUT_OUT = (
-    "INSERT INTO outbox(peer, seq, id, expires_ms, size, checksum, body) "
-    "VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)"
-)
+_PUT_OUT = "INSERT INTO outbox(peer, seq, id, expires_ms, size, checksum, body) {rows}"
 _ADVANCE_OUT = (
     "UPDATE outbox SET state = ?1, settled = ?2, changed_ms = ?3, reason = ?4, mark = ?5 "
     "WHERE id = ?6 AND peer = ?7 AND state < ?8 AND ?9 >= 0"
@@ -85,8 +83,10 @@ _ADVANCE_OUT = (
 # By its number, a message stands beside its neighbours, which are settled with it; by its id, in
 # an index whose every page is touched.
 _ADVANCE_PENDING = (
-    "UPDATE outbox INDEXED BY outbox_pending SET state = ?1, settled = ?2, changed_ms = ?3, "
-    "reason = ?4, mark = ?5 WHERE peer = ?7 AND seq = ?9 AND settled = 0 AND id = ?6 AND state < ?8"
+    "UPDATE outbox INDEXED BY outbox_pending SET state = new.column1, settled = new.column2, "
+    "changed_ms = new.column3, reason = new.column4, mark = new.column5 FROM ({rows}) AS new "
+    "WHERE peer = new.column7 AND seq = new.column9 AND outbox.settled = 0 AND id = new.column6 "
+    "AND outbox.state < new.column8"
 )
 _ADVANCE_RECEIPT = (
     "UPDATE outbox SET mark = advanced(CAST(mark AS BLOB), id, state, settled, changed_ms, reason, "
@@ -102,7 +102,7 @@ _RENUMBER_OUT = (
     "expires_ms, body), seq = ?1 WHERE position = ?2"
 )
 _PUT_IN = (
-    "INSERT INTO inbox(sender, id, received_ms, size, checksum, body) VALUES(?, ?, ?, ?, ?, ?) "
+    "INSERT INTO inbox(sender, id, received_ms, size, checksum, body) {rows} "
     "ON CONFLICT(id, sender) DO NOTHING"
 )
 _ADVANCE_IN = (
@@ -186,7 +186,7 @@ class MailTables:
         self._write_out(connection, new_out, out_news)
         if new_in:
             plain = [row for row in new_in if not row.blobs]
-            connection.executemany(_PUT_IN, map(in_values, plain))
+            write_rows(connection, _PUT_IN, map(in_values, plain))
             hold(connection, [row for row in new_in if row.blobs])
         for row in held_news:
             release(self._database, connection, row)
@@ -202,7 +202,7 @@ class MailTables:
     ) -> None:
         if new:
             self._write_streams(connection, new)
-            connection.executemany(_PUT_OUT, map(out_values, new))
+            write_rows(connection, _PUT_OUT, map(out_values, new))
             note_sent(connection, [row for row in new if row.blobs])
         for (kind, withdrawn), rows in groupby(news, _kind_of_news):
             if kind is Receipt:
@@ -237,7 +237,7 @@ class MailTables:
 
     def _advance(self, connection: apsw.Connection, rows: Sequence[OutState]) -> None:
         before = connection.total_changes()
-        connection.executemany(_ADVANCE_PENDING, map(_out_news, rows))
+        write_rows(connection, _ADVANCE_PENDING, map(_out_news, rows))
         if connection.total_changes() - before < len(rows):
             connection.executemany(_ADVANCE_OUT, map(_out_news, rows))
             # A receipt came before the answer: the state stays, and the number is settled.

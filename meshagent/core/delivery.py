@@ -7,9 +7,9 @@ epoch, watermark and the hash of the last message; it leaves after the commit. W
 no answer for it sends again: on a new link, after a pause, or when the watermark says so.
 
 Nothing is sent on a link before the recipient has said how much it has of our epoch. When its
-answer names a message that we never sent (our database was put back to an earlier day), numbers
-can't be trusted: everything pending gets new ones under a new epoch, and the recipient keeps each
-message once by its id.
+answer names a message that we never sent, or has forgotten how one ended that we still have open
+(our database was put back to an earlier day), numbers can't be trusted: everything pending gets
+new ones under a new epoch, and the recipient keeps each message once by its id.
 
 Invariants: nothing is sent before it is durable here, nothing is acknowledged before it is durable
 there, and a number never means two messages in one epoch.
@@ -30,6 +30,7 @@ from meshagent.core.effects import (
     Effect,
     Flush,
     Load,
+    Note,
     Persist,
     ReceiptChanged,
     Send,
@@ -43,7 +44,7 @@ from meshagent.core.frames import (
     Mail,
     MailAck,
 )
-from meshagent.core.incoming import NO_HASH, ReceiveStream, last_that_came
+from meshagent.core.incoming import FORGOTTEN, ReceiveStream, last_that_came
 from meshagent.core.lifeguard import backoff_s
 from meshagent.core.messages import (
     RECEIPT_KIND,
@@ -169,7 +170,7 @@ class Delivery:
         self._pending = 0
         self._withdrawn: dict[str, MessageState] = {}
         self._withdrawn_count = withdrawn
-        self.parcels = parcels or Parcels()
+        self.parcels = Parcels() if parcels is None else parcels  # an empty one is false
         self.taken = set(taken)
         """Ids of ours that their recipients have and fetch the attachments of."""
         self._ids = MessageIds(rng)
@@ -207,7 +208,7 @@ class Delivery:
     def numbers(self, peer: AgentId) -> tuple[bytes, int]:
         """Our epoch, and the first number for `peer` that is not settled."""
         stream = self._peer(peer).out
-        return stream.epoch, stream.floor
+        return stream.epoch, stream.told_floor
 
     def accept(self, peer: AgentId, message: Message) -> list[Effect]:
         """Take responsibility for a message; it counts once `Accepted` is performed."""
@@ -351,6 +352,13 @@ class Delivery:
                 stream.answer_due = None
             self._timers.set(peer, stream.due)
 
+    def noted(self, rows: Iterable[OutState]) -> None:
+        """The driver says that these are on disk."""
+        for row in rows:
+            known = self._peers.get(AgentId(row.peer))
+            if known is not None and known.out.noted < row.seq < known.out.floor:
+                known.out.noted = row.seq
+
     def flush(self, peer: AgentId, upto: int, now: float) -> list[Effect]:
         """The driver says that all up to this number are durable."""
         stream = self._peer(peer).out
@@ -403,7 +411,7 @@ class Delivery:
             return []
         pause = max(self._config.answer_s, self._pause(stream, self._config.answer_s))
         stream.answer_due = now + pause
-        return [Send(peer, Mail(stream.epoch, stream.floor, stream.floor, ()))]
+        return [Send(peer, Mail(stream.epoch, stream.told_floor, stream.floor, ()))]
 
     def _answered(self, ack: MailAck, peer: AgentId, now: float, now_ms: int) -> list[Effect]:
         known = self._peer(peer)
@@ -414,7 +422,8 @@ class Delivery:
             stream.greeted, stream.answer_due = True, None
         if ack.epoch == NO_EPOCH:
             return self._pump(peer, now)  # it has nothing of ours
-        if ack.upto >= stream.next_seq:
+        lost = any(why == FORGOTTEN and seq >= stream.floor for seq, why in ack.exceptions)
+        if lost or ack.upto >= stream.next_seq:
             return self._start_over(known, now) + self._pump(peer, now)
         if known.answer is None or ack.upto >= known.answer.upto:
             known.answer = ack
@@ -485,8 +494,10 @@ class Delivery:
             if item.state in WITHDRAWN:
                 self._withdrawn.pop(item.id, None)
                 self._withdrawn_count = max(0, self._withdrawn_count - 1)
+            # A crash that forgets it makes us ask again, and the answer is the same; but one that
+            # can expire would be called so until then.
             row = OutState(peer, item.seq, item.id, state, why or "", now_ms, taken)
-            effects.append(Persist(row))
+            effects.append(Note(row, urgent=item.expires_ms > 0))
             if not taken:
                 effects.append(ReceiptChanged(peer, item.id, state, why or ""))
         self._pending -= waiting - stream.waiting
@@ -567,9 +578,8 @@ class Delivery:
             return self._answer(peer, mail.epoch)  # it names what we have: the sender starts over
         effects: list[Effect] = []
         if mail.floor > stream.seq + 1:
-            # Settled with an earlier database of ours: it will never come again.
             self.refused["mail of a lost database"] += 1
-            stream.seq, stream.last = mail.floor - 1, NO_HASH
+            stream.skip_to(mail.floor)
         stream.forget_below(mail.floor)
         mode = _GAP if mail.first > stream.seq + 1 else _WELL
         before = stream.seq
@@ -703,4 +713,6 @@ def _names_files(body: bytes | None) -> bool:
 
 
 def _blobs(message: Message) -> tuple[bytes, ...]:
+    if not message.attachments:
+        return ()
     return tuple(dict.fromkeys(each.sha256 for each in message.attachments))

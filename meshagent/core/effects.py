@@ -2,17 +2,20 @@
 
 The driver's contract, per turn: commit every Persist in one transaction, then Dial, Transmit and
 CloseLink in their order, then report the rest. So nothing leaves before what it rests on is
-durable. They are named tuples: every message makes several, and a frozen dataclass takes five times
-as long to make.
+durable. A Note is kept soon, and nothing waits for it.
+
+They are named tuples: every message makes several, and a frozen dataclass takes five times as long
+to make.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from meshagent.core.frames import Frame
 from meshagent.core.messages import Message, MessageState
-from meshagent.core.ports import Row
+from meshagent.core.ports import OutState, Row
 from meshagent.core.types import AgentId, LinkId, Peer
 
 __all__ = [
@@ -27,6 +30,7 @@ __all__ = [
     "Dial",
     "Effect",
     "FinishBlob",
+    "Note",
     "OpenPartial",
     "PeerChanged",
     "Persist",
@@ -34,6 +38,7 @@ __all__ = [
     "Send",
     "Transmit",
     "WriteChunk",
+    "must_wait",
 ]
 
 
@@ -41,6 +46,26 @@ class Persist(NamedTuple):
     """Make this row durable before anything else of this turn happens."""
 
     row: Row
+
+
+class Note(NamedTuple):
+    """Keep how a message ended before long: a crash that loses it loses only news.
+
+    It goes along with the next commit, before the rows that come later; then call `noted`. The rest
+    of the turn does not wait for it, unless it is `urgent`.
+    """
+
+    row: OutState
+    urgent: bool = False
+
+
+def must_wait(effects: Iterable[Effect]) -> bool:
+    """Whether something of this turn has to be durable before the rest happens."""
+    for effect in effects:
+        kind = type(effect)
+        if kind is Persist or (kind is Note and effect.urgent):  # type: ignore[union-attr]
+            return True
+    return False
 
 
 class Send(NamedTuple):
@@ -217,6 +242,7 @@ class BlobProgress(NamedTuple):
 
 Effect = (
     Persist
+    | Note
     | Send
     | Dial
     | Transmit

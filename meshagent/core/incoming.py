@@ -12,9 +12,15 @@ from dataclasses import dataclass, field
 from meshagent.core.frames import HASH_BYTES, Mail
 from meshagent.core.messages import body_hash
 
-__all__ = ["NO_HASH", "ReceiveStream", "last_that_came"]
+__all__ = ["FORGOTTEN", "NO_HASH", "ReceiveStream", "last_that_came"]
 
 NO_HASH = bytes(HASH_BYTES)
+FORGOTTEN = "forgotten"
+"""In place of a reason: how this number, and any before it, ended is no longer known here.
+
+Only a sender whose database was put back can have such a number open; it has to start over, for
+a message that was cancelled since would pass for delivered. Refusals are sentences, so none of
+them reads like this."""
 
 
 @dataclass(slots=True)
@@ -35,11 +41,20 @@ class ReceiveStream:
         return last_that_came(self.seq, self.exceptions)
 
     def forget_below(self, floor: int) -> None:
-        """The sender knows how these ended."""
+        """The sender knows how these ended: one word stands for all of them."""
+        past = [each for each in self.exceptions if each < floor]
+        if not past:
+            return
         if self.named < min(self.seq, floor - 1):
             self.last = NO_HASH  # without the exceptions nobody can tell which number it is of
-        for seq in [each for each in self.exceptions if each < floor]:
+        for seq in past:
             del self.exceptions[seq]
+        self.exceptions[max(past)] = FORGOTTEN
+
+    def skip_to(self, floor: int) -> None:
+        """All below was settled with an earlier database of ours: it will never come again."""
+        self.seq, self.last = floor - 1, NO_HASH
+        self.exceptions = {self.seq: FORGOTTEN}
 
     def contradicts(self, mail: Mail) -> bool:
         """Whether `mail` holds another message than we took under the last number."""
@@ -56,7 +71,10 @@ class ReceiveStream:
                 self.files_doubted = True
             else:
                 self.doubted = True
-        return self.doubted or (spooled and self.files_doubted)
+        # Without the hash nobody can tell what a file means by numbers that its sender has open;
+        # over a link the greeting settles that.
+        blind = self.last == NO_HASH and self.named > 0 and mail.floor <= self.named
+        return self.doubted or (spooled and (self.files_doubted or blind))
 
 
 def last_that_came(upto: int, exceptions: Mapping[int, str]) -> int:

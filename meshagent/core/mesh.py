@@ -48,7 +48,7 @@ from meshagent.core.membership import LAN, Membership, MembershipConfig
 from meshagent.core.messages import Message, MessageState
 from meshagent.core.outgoing import Item
 from meshagent.core.parcels import Ended
-from meshagent.core.ports import OutEntry, PeerRow
+from meshagent.core.ports import OutEntry, OutState, PeerRow
 from meshagent.core.records import ADDRESSES_MAX, Record
 from meshagent.core.transfer import BLOB_FRAMES, Transfer
 from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
@@ -227,6 +227,11 @@ class Mesh:
     def numbers(self, peer: AgentId) -> tuple[bytes, int] | None:
         """Our epoch, and the first number for `peer` that is not settled."""
         return None if self.delivery is None else self.delivery.numbers(peer)
+
+    def noted(self, rows: Iterable[OutState]) -> None:
+        """What was noted is on disk."""
+        if self.delivery is not None:
+            self.delivery.noted(rows)
 
     def flush(self, peer: AgentId, upto: int, now: float) -> list[Effect]:
         """All messages to `peer` up to this number are durable."""

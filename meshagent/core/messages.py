@@ -45,6 +45,8 @@ RECEIPT_KIND = "receipt"
 class MessageState(StrEnum):
     """How far a message has come, in this order; then the ends other than `done`."""
 
+    __hash__ = str.__hash__  # Enum's own runs in Python, for every look into a table
+
     QUEUED = "queued"
     SENT = "sent"
     DELIVERED = "delivered"

@@ -83,7 +83,11 @@ class SendStream:
     first_sent: list[str] = field(default_factory=list)
     """Ids that went on the wire for the first time and were not reported yet."""
 
+    noted: int = 0
+    """Settled up to here on disk too: only that may be told, since a crash forgets the rest."""
+
     def __post_init__(self) -> None:
+        self.noted = self.floor - 1
         self.sent = self.floor - 1
         self.durable = self.next_seq - 1
 
@@ -97,6 +101,11 @@ class SendStream:
     def loaded(self) -> int:
         """The highest number in memory."""
         return self.floor - 1 + len(self.items)
+
+    @property
+    def told_floor(self) -> int:
+        """What the recipient may take as settled for good."""
+        return min(self.floor, self.noted + 1)
 
     @property
     def waiting(self) -> int:
@@ -155,7 +164,8 @@ class SendStream:
             if item.state is MessageState.QUEUED:
                 item.state = MessageState.SENT
                 self.first_sent.append(item.id)
-        return Mail(self.epoch, self.floor, chosen[0].seq, tuple(each.body for each in chosen))
+        bodies = tuple(each.body for each in chosen)
+        return Mail(self.epoch, self.told_floor, chosen[0].seq, bodies)
 
     def settle(self, upto: int) -> list[Item]:
         """All up to this number are settled; those that were in memory."""

@@ -205,7 +205,7 @@ class Watermark(NamedTuple):
     """All up to `seq` of this sender's epoch have come, the last with hash `last`.
 
     `exceptions` are those of them that were refused (with the reason) or withdrawn (without), as
-    long as the sender may still ask.
+    long as the sender may still ask; of the others the last, to say that they were forgotten.
     """
 
     sender: str

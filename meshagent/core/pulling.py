@@ -194,6 +194,8 @@ class Pulling:
 
     def deadline(self) -> float | None:
         """When on_timer is wanted next."""
+        if not self._wants and self._resend_at is None:
+            return None  # asked after every turn, and mostly nothing is on its way
         times = [
             each.heard_at + self._config.stall_s
             for each in self._active.values()

@@ -32,10 +32,12 @@ from meshagent.core.effects import (
     Effect,
     Flush,
     Load,
+    Note,
     PeerChanged,
     Persist,
     ReceiptChanged,
     Transmit,
+    must_wait,
 )
 from meshagent.core.frames import Mail, MailAck
 from meshagent.core.identity import Identity, MeshSecret, verify
@@ -47,6 +49,7 @@ from meshagent.core.ports import (
     Discovery,
     NewEpoch,
     OutEntry,
+    OutState,
     PeerRow,
     Row,
     Store,
@@ -74,6 +77,7 @@ HOUSE_RETRY_MS = 30_000
 DUE_ITEMS_MAX = 1000
 RETAIN_MS = 30 * 24 * 3600 * 1000  # delivered history is kept for a month
 RETAIN_BYTES = 1024 * 1024 * 1024  # and up to a gigabyte
+NOTE_S = 0.05  # a note that no commit took along is kept after so long
 TURN_SENDS_MAX = 128  # taken in at once: a few ms of work, many rows for one sync
 OLDER_COPY = (
     "a peer has messages that this database never sent: it is an older copy; "
@@ -133,6 +137,8 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._waiting: list[list[Effect]] = []
+        self._notes: list[OutState] = []
+        self._note_timer: asyncio.TimerHandle | None = None
         self._committing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._handed_in: list[_HandedIn] = []
@@ -225,15 +231,16 @@ class Driver:
             self._apply(effects)
             self.log.info("left")
             try:
-                await self._store.commit([e.row for e in effects if isinstance(e, Persist)])
+                rows = [e.row for e in effects if isinstance(e, Persist)]
+                await self._store.commit([*self._notes, *rows])
             except MeshError as error:
-                self.log.warning("who was met last is not remembered: %s", error)
+                self.log.warning("the last news is not kept: %s", error)
         self._ended.set()
         await self._close()
         self.subscribers.close()
 
     async def _close(self) -> None:
-        for timer in (self._timer, self._expiry):
+        for timer in (self._timer, self._expiry, self._note_timer):
             if timer is not None:
                 timer.cancel()
         tasks = [*self._tasks, *([self._committing] if self._committing else [])]
@@ -343,20 +350,25 @@ class Driver:
         self._handed_in = self._handed_in[TURN_SENDS_MAX:]
         if self._handed_in:
             self._loop.call_soon(self._accept)
-        effects: list[Effect] = []
-        now = self._loop.time()
-        for outgoing, first, accepted in handed_in:
-            if accepted.done():
-                continue  # whoever asked for it has given up
-            try:
-                taken = self.mesh.accept(outgoing, now)
-            except MeshError as error:
-                accepted.set_exception(error)
-                continue
-            self._accepting[outgoing[-1][1].id] = accepted  # one turn: the last says it for all
-            effects += [Persist(row) for row in first]
-            effects += taken
+        wanted = [each for each in handed_in if not each.accepted.done()]  # nobody gave them up
+        try:
+            effects = self._take_in(wanted)
+        except MeshError:
+            effects = []
+            for each in wanted:  # one bad message must not fail its neighbours
+                try:
+                    effects += self._take_in([each])
+                except MeshError as error:
+                    each.accepted.set_exception(error)
         self._turn(effects)
+
+    def _take_in(self, handed_in: Sequence[_HandedIn]) -> list[Effect]:
+        outgoing = [message for each in handed_in for message in each.outgoing]
+        taken = self.mesh.accept(outgoing, self._loop.time())
+        for each in handed_in:
+            # All of them are one turn: the last message of each says it for the others.
+            self._accepting[each.outgoing[-1][1].id] = each.accepted
+        return [*(Persist(row) for each in handed_in for row in each.first), *taken]
 
     async def take(self, drop: Drop) -> bool:
         """Mail that was left for us in the spool; whether we have all of it now, durably."""
@@ -373,6 +385,7 @@ class Driver:
 
     async def committed(self) -> None:
         """Until all that was decided so far is durable, or has failed."""
+        self._commit_notes()
         if self._committing is None:
             return
         passed = self._loop.create_future()
@@ -485,13 +498,13 @@ class Driver:
 
     async def backup(self, path: str) -> None:
         """A copy of everything this agent keeps, while it runs."""
+        await self.committed()
         await self._store.backup(path)
 
     async def restore(self, path: str) -> None:
         """Go on from a copy: messages that came or went since then are forgotten here."""
         self.mesh.deliver_with(None, self._loop.time())
-        while self._committing is not None:
-            await asyncio.shield(self._committing)
+        await self.committed()
         try:
             await self._store.restore(path)
         finally:
@@ -580,6 +593,7 @@ class Driver:
         What delivery believed since the last commit never happened; it begins again from the disk.
         """
         self.trouble, self._suspended_by = str(error), error
+        self._notes.clear()
         if self._mesh is not None:
             self._mesh.deliver_with(None, self._loop.time())
             if self._recovering is None or self._recovering.done():
@@ -646,25 +660,40 @@ class Driver:
     # -- effects ------------------------------------------------------------------------------
 
     def _turn(self, effects: list[Effect]) -> None:
-        if self._committing is not None or any(isinstance(each, Persist) for each in effects):
+        if self._committing is not None or must_wait(effects):
             self._waiting.append(effects)
             if self._committing is None:
                 self._committing = asyncio.create_task(self._commit())
         else:
+            self._notes += [each.row for each in effects if isinstance(each, Note)]
+            if self._notes and self._note_timer is None:
+                self._note_timer = self._loop.call_later(NOTE_S, self._commit_notes)
             self._apply(effects)
         self._arm()
 
+    def _commit_notes(self) -> None:
+        """What nothing rested on, when nothing else took it along."""
+        if self._note_timer is not None:
+            self._note_timer.cancel()
+        self._note_timer = None
+        if self._notes and self._committing is None:
+            self._committing = asyncio.create_task(self._commit())
+
     async def _commit(self) -> None:
         try:
-            while self._waiting:
+            while self._waiting or self._notes:
                 batch, self._waiting = self._waiting, []
-                rows = [e.row for effects in batch for e in effects if isinstance(e, Persist)]
+                notes, self._notes = self._notes, []
+                kept = [e for effects in batch for e in effects if isinstance(e, Persist | Note)]
+                notes_there = [e.row for e in kept if isinstance(e, Note)]
                 try:
-                    if rows:
+                    if rows := [*notes, *(each.row for each in kept)]:
                         await self._store.commit(rows)
                 except MeshError as error:
-                    self._fail(batch, error)
+                    self._fail([*batch, [Note(row) for row in notes]], error)
                 else:
+                    if self._mesh is not None:
+                        self._mesh.noted([*notes, *notes_there])
                     self._apply([each for effects in batch for each in effects])
         finally:
             self._committing = None
@@ -689,7 +718,7 @@ class Driver:
             if isinstance(e, Transmit) and not isinstance(e.frame, Mail | MailAck)
         ]
         self._apply(kept)
-        if any(isinstance(e, Persist) and not isinstance(e.row, PeerRow) for e in effects):
+        if any(isinstance(e, Persist | Note) and not isinstance(e.row, PeerRow) for e in effects):
             self.log.error("not kept: %s", error)
             self._suspend(error)
 
@@ -707,6 +736,8 @@ class Driver:
         for effect in effects:
             # Those that every message brings come first: the order of the cases is their cost.
             match effect:
+                case Note():
+                    pass
                 case Persist(row):
                     if type(row) is NewEpoch:
                         self.log.warning(OLDER_COPY)

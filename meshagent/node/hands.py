@@ -30,6 +30,7 @@ class Hands:
         self._done: list[tuple[Then, Any, Exception | None]] = []
         self._lock = threading.Lock()
         self._closed = False
+        self._ended: asyncio.Future[None]
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -55,8 +56,10 @@ class Hands:
     async def close(self) -> None:
         """Finish what waits, tell nothing more, and end the thread."""
         self._closed = True
+        self._ended = self._loop.create_future()
         self._jobs.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.shield(self._ended)
+        self._thread.join()  # it has said its last word: nothing is left but to return
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -70,8 +73,12 @@ class Hands:
                 self._done.append(outcome)
                 first = len(self._done) == 1
             if first:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
-                    self._loop.call_soon_threadsafe(self._tell)
+                self._call(self._tell)
+        self._call(lambda: self._ended.done() or self._ended.set_result(None))
+
+    def _call(self, function: Callable[[], Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            self._loop.call_soon_threadsafe(function)
 
     def _tell(self) -> None:
         with self._lock:

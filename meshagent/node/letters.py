@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Letter", "LetterAttachment", "Receipt"]
 
 DELIVERED_RANK = PROGRESS[MessageState.DELIVERED]
+_END_RANK = max(PROGRESS.values())
 _FAILED = frozenset({MessageState.EXPIRED, MessageState.REFUSED, MessageState.CANCELLED})
 
 
@@ -35,7 +36,7 @@ class Receipt:
         self.state = MessageState.QUEUED
         self.reason = ""
         self._history = [MessageState.QUEUED]
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def __repr__(self) -> str:
         return f"<Receipt {self.id} to {self.to}: {self.state.value}>"
@@ -50,6 +51,8 @@ class Receipt:
     async def reached(self, state: MessageState | str, timeout: float | None = None) -> Receipt:
         """Until it has come at least as far as `state`."""
         rank = PROGRESS[MessageState(state)]
+        if PROGRESS[self.state] >= rank and self.state not in _FAILED:
+            return self
         try:
             # Without a time limit nothing is set up for one: many wait for many.
             async with asyncio.timeout(timeout) if timeout is not None else nullcontext():
@@ -57,7 +60,7 @@ class Receipt:
                     if self.state in _FAILED:
                         reason = f" ({self.reason})" if self.reason else ""
                         raise MeshError(f"The message {self.id} was {self.state}{reason}.")
-                    await self._change()
+                    await self._change(rank)
         except TimeoutError:
             raise DeliveryTimeout(
                 f"The message {self.id} is {self.state} after {timeout:g} s; it stays queued.",
@@ -68,7 +71,7 @@ class Receipt:
     async def settled(self) -> None:
         """Until it was delivered, or ended otherwise."""
         while PROGRESS[self.state] < DELIVERED_RANK and self.state not in _FAILED:
-            await self._change()
+            await self._change(DELIVERED_RANK)
 
     async def watch(self) -> AsyncIterator[MessageState]:
         """Every state it has been in and comes to, in order, until it has ended."""
@@ -86,19 +89,23 @@ class Receipt:
         if PROGRESS[state] > PROGRESS[self.state]:
             self.state, self.reason = state, reason
             self._history.append(state)
-            waiting, self._waiting = self._waiting, []
-            for each in waiting:
-                if not each.done():
-                    each.set_result(None)
+            if not self._waiting:
+                return
+            reached = PROGRESS[state] if state not in _FAILED else _END_RANK
+            for rank, change in [each for each in self._waiting if each[0] <= reached]:
+                self._waiting.remove((rank, change))
+                if not change.done():
+                    change.set_result(None)
 
-    async def _change(self) -> None:
-        change = asyncio.get_running_loop().create_future()
-        self._waiting.append(change)
+    async def _change(self, rank: int = 0) -> None:
+        """Until it has come so far, or has ended: nobody is woken for less."""
+        waiting = (rank, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
         try:
-            await change
+            await waiting[1]
         finally:
-            if change.cancelled():  # who asks again and again must leave nothing behind
-                self._waiting.remove(change)
+            if waiting in self._waiting:  # who asks again and again must leave nothing behind
+                self._waiting.remove(waiting)
 
 
 class LetterAttachment:
@@ -127,7 +134,8 @@ class LetterAttachment:
 
     async def read(self) -> bytes:
         """Its bytes, all at once."""
-        return await asyncio.to_thread((await self.fetch()).read_bytes)
+        await self.fetch()
+        return await self._room.porter.contents(self._attachment.sha256)
 
 
 class Letter:

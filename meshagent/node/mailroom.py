@@ -118,11 +118,13 @@ class Mailroom:
 
     async def outbox(self, limit: int = LIST_MAX, ended: bool = False) -> list[dict[str, Any]]:
         """What waits, oldest first."""
+        await self._driver.committed()
         rows = await self._store.outbox(limit, ended=ended)
         return [view for row in rows if (view := self._out_view(row)) is not None]
 
     async def waits(self) -> bool:
         """Whether anything has not ended yet."""
+        await self._driver.committed()
         return bool(await self._store.outbox(1))
 
     async def cancel(self, ident: str) -> dict[str, Any]:
@@ -210,6 +212,7 @@ class Mailroom:
     ) -> list[dict[str, Any]]:
         """The audit trail, oldest first."""
         agent = self.recipients(peer)[0] if peer else ""
+        await self._driver.committed()
         rows = await self._store.log(
             limit, search=search, peer=agent, kind=kind, without=RECEIPT_KIND
         )
@@ -272,6 +275,7 @@ class Mailroom:
         return entry
 
     async def _one_out(self, ident: str) -> OutEntry:
+        await self._driver.committed()
         entry: OutEntry = _only(await self._store.outgoing(ident), ident, "outbox")
         return entry
 

@@ -64,25 +64,30 @@ class Porter:
         self._partials: dict[bytes, Partial] = {}
         self._readers: dict[tuple[AgentId, int], Reader] = {}
         self._waiting: dict[bytes, list[asyncio.Future[None]]] = {}
+        self._importing: Hands | None = None
+        self._closing = False
         self._watching: dict[bytes, list[Callable[[int, int], None]]] = {}
         self._givers: dict[bytes, frozenset[AgentId]] = {}
 
     async def start(self, driver: Driver) -> None:
         """The node has started."""
         self._driver, self._transfer = driver, driver.transfer
+        self._loop = asyncio.get_running_loop()
         # Two threads: what others read from us must not wait for what we write.
         self._writing, self._reading = Hands("meshagent-writes"), Hands("meshagent-reads")
 
     async def close(self) -> None:
         """The node ends; what is half here stays for the next run."""
+        self._closing = True
         for partial_blob in self._partials.values():
             self._writing.do(partial_blob.close, _ignore)
         for reader in self._readers.values():
             self._reading.do(reader.close, _ignore)
         self._partials.clear()
         self._readers.clear()
-        await self._writing.close()
-        await self._reading.close()
+        for hands in (self._writing, self._reading, self._importing):
+            if hands is not None:
+                await hands.close()
         for waiting in self._waiting.values():
             for each in waiting:
                 if not each.done():
@@ -93,9 +98,22 @@ class Porter:
     async def enclose(self, what: Attachable, progress: Progress | None = None) -> tuple[str, str]:
         """Copy a file, bytes or a stream into the store, as it is now; its name and SHA-256."""
         name, source = _named(what)
-        # In a thread of its own: a large one must not hold up what others need of us.
-        stored = await asyncio.to_thread(self.blobs.put, source, progress)
+
+        def report(done: int, size: int | None) -> None:
+            if self._closing:
+                raise StorageError("The node ended before the file was copied.")
+            if progress is not None:
+                self._loop.call_soon_threadsafe(progress, done, size)
+
+        # By hands of its own: a large one must not hold up what others need of us.
+        if self._importing is None:
+            self._importing = Hands("meshagent-imports")
+        stored = await self._importing.ask(partial(self.blobs.put, source, report))
         return name, stored.sha256.hex()
+
+    async def contents(self, sha256: bytes) -> bytes:
+        """All bytes of a blob that is here."""
+        return await self._reading.ask(self.blobs.path(sha256).read_bytes)
 
     async def describe(self, sha256: bytes) -> Stored:
         """What the store holds under this hash."""

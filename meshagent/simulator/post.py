@@ -18,13 +18,16 @@ from meshagent.core.effects import (
     Effect,
     Flush,
     Load,
+    Note,
     Persist,
     ReceiptChanged,
     Send,
+    must_wait,
 )
 from meshagent.core.frames import EPOCH_BYTES, MAIL_ITEMS_MAX, Frame, Mail
-from meshagent.core.messages import Message, MessageIds, MessageState
+from meshagent.core.messages import PROGRESS, Message, MessageIds, MessageState
 from meshagent.core.outgoing import Item
+from meshagent.core.ports import OutState, Row
 from meshagent.core.types import AgentId
 from meshagent.errors import LimitReached
 from meshagent.simulator.disk import Disk
@@ -35,6 +38,7 @@ __all__ = ["Post", "PostNode"]
 DISK_S = (0.0005, 0.02)
 DAY_ZERO_MS = 1_700_000_000_000  # when the world begins: clocks can jump back from there
 COUNT_S = 0.05
+NOTE_S = 0.05  # as node/driver.py
 READ_S = (0.0001, 0.01)  # each way: what was read is older than what has happened since
 
 
@@ -51,6 +55,7 @@ class PostNode:
         self.accepted: dict[AgentId, list[str]] = defaultdict(list)
         self.states: dict[str, list[MessageState]] = defaultdict(list)
         self._waiting: list[list[Effect]] = []
+        self._notes: list[OutState] = []
         self._committing = False
         self._timer_at = float("inf")
 
@@ -60,6 +65,7 @@ class PostNode:
         """A new life from what the disk holds."""
         self.life += 1
         self._waiting, self._committing, self._timer_at = [], False, float("inf")
+        self._notes = []
         self.engine = Delivery(
             self.disk.epoch, self.disk.starts(), list(self.disk.marks.values()),
             self.disk.unread, random.Random(self.world.rng.random()), self.post.config,
@@ -68,7 +74,12 @@ class PostNode:
         self.world.say(f"{self.name} starts")
 
     def crash(self) -> None:
-        """Whatever was not committed is gone."""
+        """Whatever was not committed is gone, and with it what was said and only noted."""
+        kept = self.disk.states()
+        for ident, said in self.states.items():
+            known = PROGRESS[kept.get(ident, MessageState.QUEUED)]
+            while said and said[-1] is not MessageState.SENT and PROGRESS[said[-1]] > known:
+                said.pop()
         self.engine = None
         self.life += 1
         self.world.say(f"{self.name} crashes")
@@ -146,23 +157,34 @@ class PostNode:
 
     def perform(self, effects: list[Effect]) -> None:
         """As node/driver.py: rows first; whatever comes meanwhile waits behind them."""
-        if self._committing or any(isinstance(each, Persist) for each in effects):
+        if self._committing or must_wait(effects):
             self._waiting.append(effects)
             if not self._committing:
                 self._begin_commit()
         else:
+            notes = [each.row for each in effects if isinstance(each, Note)]
+            if notes and not self._notes:
+                self.world.plan(NOTE_S, self._commit_notes, self.life)
+            self._notes += notes
             self._apply(effects)
         self._arm()
+
+    def _commit_notes(self, life: int) -> None:
+        """What nothing rested on, when nothing else took it along."""
+        if life == self.life and self._notes and not self._committing:
+            self._begin_commit()
 
     def _begin_commit(self) -> None:
         self._committing = True
         batch, self._waiting = self._waiting, []
-        self.world.plan(self.world.rng.uniform(*DISK_S), self._commit, self.life, batch)
+        notes, self._notes = self._notes, []
+        self.world.plan(self.world.rng.uniform(*DISK_S), self._commit, self.life, batch, notes)
 
-    def _commit(self, life: int, batch: list[list[Effect]]) -> None:
+    def _commit(self, life: int, batch: list[list[Effect]], notes: list[OutState]) -> None:
         if life != self.life:
             return
-        rows = [each.row for effects in batch for each in effects if isinstance(each, Persist)]
+        kept = [each for effects in batch for each in effects if isinstance(each, Persist | Note)]
+        rows: list[Row] = [*notes, *(each.row for each in kept)]
         if self.post.crash_before_commit(self):
             self.crash()
             return
@@ -170,12 +192,14 @@ class PostNode:
         if self.post.crash_after_commit(self):
             self.crash()
             return
+        if self.engine is not None:
+            self.engine.noted([*notes, *(each.row for each in kept if isinstance(each, Note))])
         for effects in batch:
             self._apply(effects)
             if life != self.life:
                 return
         self._committing = False
-        if self._waiting:
+        if self._waiting or self._notes:
             self._begin_commit()
         self._arm()
 

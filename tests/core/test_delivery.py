@@ -19,12 +19,14 @@ from meshagent.core.effects import (
     Effect,
     Flush,
     Load,
+    Note,
     Persist,
     ReceiptChanged,
     Send,
     Transmit,
 )
 from meshagent.core.frames import EPOCH_BYTES, HASH_BYTES, WHOLE_MAX, Mail, MailAck, Ping
+from meshagent.core.incoming import FORGOTTEN
 from meshagent.core.messages import Message, MessageState, body_hash, pack_body
 from meshagent.core.outgoing import Item
 from meshagent.core.ports import InRow, NewEpoch, OutState, PeerRow, Receipt, StreamStart, Watermark
@@ -104,7 +106,7 @@ def acks(effects: Sequence[Effect]) -> list[MailAck]:
 
 
 def rows(effects: Sequence[Effect], kind: type) -> list[Any]:
-    return [e.row for e in effects if isinstance(e, Persist) and isinstance(e.row, kind)]
+    return [e.row for e in effects if isinstance(e, Note | Persist) and isinstance(e.row, kind)]
 
 
 def ends(effects: Sequence[Effect]) -> dict[str, str]:
@@ -193,6 +195,20 @@ def test_an_answer_that_names_what_we_never_sent_makes_us_start_over(
     assert desk.engine.pending == 2
     (load,) = [e for e in desk.engine.flush(PEER, 2, 0.0) if isinstance(e, Load)]
     assert (load.first, desk.engine.refused["numbers from another day"]) == (1, 1)
+
+
+def test_a_recipient_that_forgot_how_a_message_ended_is_not_taken_for_having_it() -> None:
+    desk = Desk().link()
+    desk.write(4)
+    elsewhere = desk.answer(2, exceptions=((1, FORGOTTEN),), epoch=b"anotherd")
+    assert elsewhere == [], "another epoch's numbers are not ours"
+    desk.answer(1)
+    known = desk.answer(2, exceptions=((1, FORGOTTEN),))
+    assert ends(known) == {"m2": "delivered"}, "how that one ended we know ourselves"
+    unknown = desk.answer(4, exceptions=((3, FORGOTTEN),))
+    assert starts_over(unknown)
+    assert not ends(unknown)
+    assert desk.engine.pending == 2
 
 
 def test_whoever_contradicts_an_epoch_of_this_run_is_not_believed() -> None:
@@ -483,7 +499,8 @@ def test_what_was_settled_before_our_disk_was_lost_is_not_waited_for() -> None:
     desk = Desk()
     effects = take(desk, mail(7, body("g"), floor=7))
     assert [row.id for row in rows(effects, InRow)] == ["g"]
-    assert acks(effects)[0].upto == 7
+    (ack,) = acks(effects)
+    assert (ack.upto, ack.exceptions) == (7, ((6, FORGOTTEN),)), "nor is it vouched for"
 
 
 def test_nothing_in_place_of_a_message_is_noted_until_its_sender_knows() -> None:
@@ -491,7 +508,7 @@ def test_nothing_in_place_of_a_message_is_noted_until_its_sender_knows() -> None
     (first,) = acks(take(desk, mail(1, body("a"), None)))
     assert (first.upto, first.last, first.exceptions) == (2, body_hash(body("a")), ((2, ""),))
     (later,) = acks(take(desk, mail(3, body("c"), floor=3)))
-    assert later.exceptions == ()
+    assert later.exceptions == ((2, FORGOTTEN),)
 
 
 def nested(depth: int) -> Any:
@@ -606,7 +623,18 @@ def test_more_refusals_than_an_answer_can_carry_wait() -> None:
     assert (ack.upto, ack.mode) == (delivery.MAIL_ITEMS_MAX, BUSY)
     floor = delivery.MAIL_ITEMS_MAX + 1
     (ack,) = acks(take(desk, mail(floor, body("good"), floor=floor)))
-    assert (ack.upto, ack.mode, ack.exceptions) == (floor, WELL, ())
+    assert (ack.upto, ack.mode, ack.exceptions) == (floor, WELL, ((floor - 1, FORGOTTEN),))
+    (ack,) = acks(take(desk, mail(floor + 1, *bad, floor=floor + 1)))
+    assert (len(ack.exceptions), ack.mode) == (delivery.MAIL_ITEMS_MAX, BUSY)
+
+
+def test_that_something_was_forgotten_outlasts_a_restart() -> None:
+    desk = Desk()
+    take(desk, mail(1, None, body("b"), None))
+    (mark,) = rows(take(desk, mail(4, body("d"), floor=4)), Watermark)
+    assert mark.exceptions == ((3, FORGOTTEN),), "one word for all of them"
+    (greeting,) = acks(Desk(marks=[mark]).engine.connected(PEER, 0.0))
+    assert (greeting.upto, greeting.exceptions) == (4, mark.exceptions)
 
 
 def test_epochs_of_a_sender_are_bounded() -> None:
@@ -641,6 +669,15 @@ def test_a_file_of_another_day_is_not_taken_and_does_not_stop_the_link() -> None
     assert not rows(take(desk, behind, spooled=True), InRow), "its other files are of that day too"
     assert not desk.engine.has(behind, PEER, spooled=True)
     assert [row.id for row in rows(take(desk, mail(3, body("c"))), InRow)] == ["c"]
+
+
+def test_a_file_is_not_taken_when_nobody_can_tell_what_its_numbers_mean() -> None:
+    desk = Desk(marks=[Watermark(PEER, THEIRS, 2, NOTHING)])
+    drop = mail(1, body("not a"), body("not b"), body("c"))
+    assert not rows(take(desk, drop, spooled=True), InRow)
+    assert not desk.engine.has(drop, PEER, spooled=True)
+    later = mail(3, body("c"), floor=3)
+    assert rows(take(desk, later, spooled=True), InRow), "its sender knows how those ended"
 
 
 def test_a_file_is_ours_when_all_of_it_was_taken() -> None:
@@ -720,3 +757,20 @@ def test_who_was_met_a_moment_before_leaving_is_remembered() -> None:
 
 def _is_sent(effect: Effect) -> bool:
     return isinstance(effect, Transmit)
+
+
+def test_only_what_can_expire_waits_for_the_disk_before_it_is_called_delivered() -> None:
+    me = Desk().link()
+    me.write(1)
+    me.write(1, expires_ms=10**13)
+    notes = {e.row.id: e.urgent for e in me.answer(2) if isinstance(e, Note)}
+    assert notes == {"m1": False, "m2": True}
+
+
+def test_a_recipient_is_told_only_what_is_settled_on_our_disk_too() -> None:
+    me = Desk().link()
+    me.write(2)
+    kept = rows(me.answer(1), OutState)
+    assert [mail.floor for mail in mails(me.write(1))] == [1]
+    me.engine.noted(kept)
+    assert [mail.floor for mail in mails(me.write(1))] == [2]

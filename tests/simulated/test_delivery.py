@@ -72,12 +72,16 @@ class Accounts:
         """What may expire."""
         self.revived: set[str] = set()
         """Withdrawn on a disk that is no more, and not on the one that took its place."""
+        self.returned: set[str] = set()
+        """In an inbox that was put back: its sender may have heard meanwhile that it never came."""
         self.lost_here: set[str] = set()
         """In an outbox on a disk that is no more."""
 
     def disk_replaced(self, node: PostNode, disk: Disk) -> None:
         """Whatever was on the old disk only is gone, and nobody can be blamed for that."""
-        self.lost_there |= {row.id for row in node.disk.inbox} - {row.id for row in disk.inbox}
+        had, has = {row.id for row in node.disk.inbox}, {row.id for row in disk.inbox}
+        self.lost_there |= had - has
+        self.returned |= has - had
         self.lost_here |= set(node.disk.states()) - set(disk.states())
         before, after = node.disk.states(), disk.states()
         self.revived |= {i for i, s in before.items() if s in WITHDRAWN and s != after.get(i)}
@@ -143,7 +147,8 @@ class Accounts:
             ends = WITHDRAWN | {MessageState.REFUSED}
             assert state in ends, f"{ident} still waits, and nothing is wrong"
             # A number that carries nothing can't ask for what came in an epoch that is no more.
-            assert not came or ident in node.disk.renumbered, f"{ident} is {state}, and came"
+            explained = node.disk.renumbered | self.returned
+            assert not came or ident in explained, f"{ident} is {state}, and came"
 
     def _check_receipts(self, node: PostNode) -> None:
         for ident, states in node.states.items():
@@ -665,7 +670,31 @@ def backup_and_spool(seed: int) -> None:
         settle(post, accounts)
 
 
-@pytest.mark.parametrize("scenario", [backup_twice, backup_and_spool])
+def backup_before_cancel(seed: int) -> None:
+    """Cancelled, told and forgotten; then its sender has it open again, and asks if it came."""
+    post, rng = Watched(seed, 2), random.Random(seed)
+    with transcript(post) as accounts, small_windows():
+        node = post.nodes[A]
+        sent = send_some(post, A, B, rng.randint(20, 30))
+        post.world.run(1.0)
+        backup = node.disk.copy()
+        assert node.engine is not None
+        at = rng.randint(1, 8)  # told with the first that leave: those behind say that it is known
+        cancel = node.engine.withdraw(B, at, sent[at - 1], MessageState.CANCELLED, node.now_ms())
+        node.perform(cancel)
+        post.link(A, B)
+        post.world.run(1.0)
+        assert node.disk.states()[sent[at - 1]] is MessageState.CANCELLED
+        put_back(post, accounts, backup)
+        post.link(A, B)
+        settle(post, accounts)
+        assert node.states[sent[-1]][-1] is MessageState.DELIVERED
+        assert sorted(post.inbox(B, A)) == sorted(sent), (
+            "nobody knows any more that it was cancelled"
+        )
+
+
+@pytest.mark.parametrize("scenario", [backup_twice, backup_and_spool, backup_before_cancel])
 def test_a_backup_never_makes_new_mail_pass_for_old(scenario: Callable[[int], None]) -> None:
     for seed in range(40):
         scenario(seed)
@@ -911,6 +940,10 @@ def sends_what_was_withdrawn(disk: Disk, peer: str, first: int, limit: int) -> l
     return load(Disk(disk.epoch, {peer: whole}), peer, first, limit)
 
 
+def forgets_without_a_word(self: ReceiveStream, floor: int) -> None:
+    self.exceptions = {seq: why for seq, why in self.exceptions.items() if seq >= floor}
+
+
 MUTANTS: dict[str, tuple[Callable[[int], None], list[tuple[type, str, object]]]] = {
     "acknowledges before the commit": (
         whole_trouble, [(PostNode, "perform", sends_early(MailAck))],
@@ -947,6 +980,9 @@ MUTANTS: dict[str, tuple[Callable[[int], None], list[tuple[type, str, object]]]]
             (Delivery, "_answered", greeted_by_any),
             (ReceiveStream, "contradicts", lambda self, mail: False),
         ],
+    ),
+    "vouches for what it has forgotten": (
+        backup_before_cancel, [(ReceiveStream, "forget_below", forgets_without_a_word)],
     ),
     "keeps messages for those who are away": (
         whole_trouble, [(SendStream, "unlink", lambda self: setattr(self, "linked", False))],

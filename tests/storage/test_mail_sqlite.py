@@ -484,4 +484,4 @@ def epoch_only(_: object, connection: apsw.Connection) -> None:
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x94\x01\x02\x03\x04", b"x"])
 def test_a_body_that_says_nothing_is_kept_all_the_same(body: bytes) -> None:
     assert opening(body) == ("", "", 0, False)
-    assert opening(body + bytes(5_000)) == ("", "", 0)
+    assert opening(body + bytes(5_000)) == ("", "", 0, False)

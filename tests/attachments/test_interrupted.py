@@ -1,0 +1,114 @@
+"""Whatever comes between, a file arrives whole, and next to nothing of it is moved twice."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+
+import pytest
+from attachments.courier import MIB, Courier, free_port, peak_kib, resident_kib
+from processes.harness import wait_until
+
+pytestmark = pytest.mark.process
+
+WINDOW_BYTES = 4 * MIB  # what may be on its way at once, and be lost with a link
+GROWTH_KIB_MAX = 64 * 1024
+BACK_S = 30.0
+
+
+class Ordeal:
+    """A transfer that is interrupted again and again, each time where the wire was held."""
+
+    def __init__(self, courier: Courier) -> None:
+        self.courier, self.wire = courier, courier.wire
+        self.sender, self.receiver = courier.pair()
+
+    def run(self, size: int, interruptions: list[str]) -> None:
+        courier, wire = self.courier, self.wire
+        file = courier.file(size)
+        before = wire.moved
+        step = size // (len(interruptions) + 1)
+        wire.hold_at(before + step)
+        ident = courier.send_files(self.sender.agent, self.receiver.agent, [file])
+        file.unlink()
+        for number, name in enumerate(interruptions, 2):
+            wire.wait_for(before + (number - 1) * step, BACK_S)
+            assert self._state(ident) == "receiving"
+            getattr(self, name)()
+            wire.hold_at(before + number * step)
+        wire.hold_at(None)
+        message = courier.wait_for_message(self.receiver.agent, ident, 120.0)
+        moved = wire.moved - before
+        (attachment,) = message["attachments"]
+        assert (attachment["state"], attachment["size"]) == ("ready", size)
+        courier.assert_verified(attachment)
+        courier.wait_for_state(self.sender.agent, ident, "delivered")
+        assert size <= moved < max(1.1 * size, 1.01 * size + len(interruptions) * WINDOW_BYTES)
+
+    def cut(self) -> None:
+        self.wire.cut()
+
+    def kill_sender(self) -> None:
+        self.sender.end()
+        self.sender = self.courier.start("tester")
+
+    def kill_receiver(self) -> None:
+        self.receiver.end()
+        self.receiver = self.courier.join_elsewhere("backend", self.sender)
+        self.receiver.joined  # noqa: B018 - waits
+
+    def restart_sender(self) -> None:
+        self.sender.process.terminate()
+        assert self.sender.wait() == 0, self.sender.told()
+        self.sender = self.courier.start("tester")
+
+    def move_sender(self) -> None:
+        """It comes back at another address, where nobody looks for it."""
+        before = self.sender.joined.event["addresses"]
+        self._wait_until_remembered()
+        self.sender.end()
+        self.sender = self.courier.start("tester", "--listen", f"127.0.0.1:{free_port()}")
+        assert self.sender.joined.event["addresses"] != before
+
+    def _wait_until_remembered(self) -> None:
+        """Who was met is written down a moment later: before that nobody could find back."""
+        database = self.courier.folder.agents / self.sender.agent / "mesh.db"
+
+        def is_known() -> bool:
+            with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as read:
+                return bool(read.execute("SELECT count(*) FROM peers").fetchone()[0])
+
+        wait_until(is_known, "the receiver to be remembered")
+
+    def _state(self, ident: str) -> str:
+        found = self.courier.message(self.receiver.agent, ident)
+        return found["state"] if found else "not there"
+
+
+KINDS = ["kill_receiver", "cut", "kill_sender", "move_sender", "restart_sender"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("mib", "interruptions"),
+    [(60, KINDS), pytest.param(300, KINDS * 2, marks=pytest.mark.long)],
+    ids=["60 MiB, five times", "300 MiB, ten times"],
+)
+def test_it_ends_whole_after_kills_cuts_and_moves_and_little_is_moved_twice(
+    courier: Courier, mib: int, interruptions: list[str]
+) -> None:
+    courier.settings(courier.elsewhere, eager="1 GiB")
+    Ordeal(courier).run(mib * MIB, interruptions)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mib", [300, pytest.param(1024, marks=pytest.mark.long)])
+def test_memory_stays_flat_while_a_large_file_passes(courier: Courier, mib: int) -> None:
+    courier.settings(courier.elsewhere, eager="2 GiB")
+    sender, receiver = courier.pair()
+    before = {node: resident_kib(node) for node in (sender, receiver)}
+    ident = courier.send_files(sender.agent, receiver.agent, [courier.file(mib * MIB)])
+    message = courier.wait_for_message(receiver.agent, ident, 300.0)
+    assert message["attachments"][0]["state"] == "ready"
+    for node, resident in before.items():
+        assert peak_kib(node) - resident < GROWTH_KIB_MAX
