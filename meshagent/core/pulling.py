@@ -286,7 +286,7 @@ class Pulling:
         return self._close(want, discard=want.dropped) + self._go_on(now)
 
     def impossible(self, sha256: bytes, why: str, now: float) -> list[Effect]:
-        """There can be no room for it here."""
+        """There can be no room for it here, or it is not what may be kept here."""
         want = self._wants[sha256]
         want.failed = why
         return self._leave(want) + self._go_on(now)

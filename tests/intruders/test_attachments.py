@@ -73,7 +73,7 @@ def strays(folder: Path, mesh: Path) -> set[str]:
     return {
         str(each)
         for each in folder.rglob("*")
-        if not any(each.is_relative_to(home) for home in homes)
+        if not each.match("stderr-*") and not any(each.is_relative_to(home) for home in homes)
     }
 
 
@@ -247,6 +247,33 @@ def test_a_wrong_hash_and_a_size_that_lies_are_refused_and_nothing_is_kept(
     assert not blobs.holds(sha256)
     assert not list((blobs.root / "partial").glob(f"{sha256.hex()}*"))
     assert_honest_arrives(attacked, far)
+
+
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x01\0\0\0\x01\x08\0\0\0\0" + bytes(40)
+
+
+def test_a_type_that_is_a_lie_is_found_out_by_the_contents(members: Members) -> None:
+    nodes, *_ = members
+    project = nodes.folder / "saved" / "picky"
+    project.mkdir(parents=True)
+    nodes.command("init", cwd=project)
+    with (project / ".meshagent" / "mesh.toml").open("a") as settings:
+        settings.write('attachments_types = ["image/*"]\n')
+    picky = nodes.join(project, "picky", "--discovery", "file")
+    mallory = Attacker(MeshSecret(MeshFolder(picky.mesh).read_secret()))
+    script = b"#!/bin/sh\nrm -rf /\n"
+    with foe(mallory, picky.address) as link:
+        honest = named(script, mime="text/x-shellscript")
+        assert link.why_refused(body(honest)).startswith("'a.bin' is text/x-shellscript; allowed")
+        link.post(body(named(script, "cat.png", mime="image/png"), ident="lie"))
+        link.serve(script)
+        state, why = link.end_of("lie")
+        assert state == "refused"
+        assert why.endswith("; allowed: image/*.")
+        link.post(body(named(PNG, "cat.png", mime="image/png"), ident="picture"))
+        link.serve(PNG)
+        assert link.end_of("picture") == ("delivered", "")
+    nodes.end(picky)
 
 
 def test_endless_chunks_and_chunks_never_asked_for_cost_no_memory(
