@@ -72,6 +72,8 @@ class Accounts:
         """What may expire."""
         self.revived: set[str] = set()
         """Withdrawn on a disk that is no more, and not on the one that took its place."""
+        self.put_back: list[PostNode] = []
+        """Whose disk is not the one that they began with."""
         self.at_odds: set[str] = set()
         """In an inbox, and withdrawn for good, on two disks of different days."""
         self.lost_here: set[str] = set()
@@ -84,6 +86,7 @@ class Accounts:
         before, after = node.disk.states(), disk.states()
         self.revived |= {i for i, s in before.items() if s in WITHDRAWN and s != after.get(i)}
         node.disk = disk
+        self.put_back.append(node)
         disks = [each.disk for each in self.post.nodes.values()]
         came = {row.id for each in disks for row in each.inbox}
         self.at_odds |= {i for each in disks for i in taken_back_for_good(each) if i in came}
@@ -163,9 +166,10 @@ class Accounts:
         else:
             ends = WITHDRAWN | {MessageState.REFUSED}
             assert state in ends, f"{ident} still waits, and nothing is wrong"
-            # A number that carries nothing can't ask for what came in an epoch that is no more.
-            before = ident in node.disk.renumbered and came != node.disk.epoch
-            explained = before or ident in self.at_odds
+            # A number that carries nothing can't ask for what came in an epoch that is no more,
+            # whether its sender gave that up or lost the disk that knew of it.
+            given_up = ident in node.disk.renumbered or node in self.put_back
+            explained = (given_up and came != node.disk.epoch) or ident in self.at_odds
             assert came is None or explained, f"{ident} is {state}, and came"
 
     def _check_receipts(self, node: PostNode) -> None:
