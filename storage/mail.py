@@ -302,7 +302,8 @@ class MailTables:
         unread = self._database.value(
             f"SELECT count(*) FROM inbox WHERE state < {IN_OPEN}"  # noqa: S608
         )
-        taken = [each.id for each in self.read_out(f"settled = 1 AND state < {OUT_WAITING}", ())]
+        rows = self.read_out(f"settled = 1 AND state < {OUT_WAITING}", ())
+        taken = [(each.peer, each.id) for each in rows]
         return MailStart(self._database.epoch(), tuple(floors), tuple(marks), unread, tuple(taken))
 
     def pending(self, peer: str, first: int, limit: int) -> list[OutEntry]:

@@ -177,7 +177,9 @@ class MemoryMail:
             floors[entry.peer] = min(floors[entry.peer], entry.seq)
         streams = [StreamStart(peer, floors[peer], top) for peer, top in self.next_seq.items()]
         unread = sum(entry.state in _OPEN for entry in self.came.values())
-        taken = tuple(e.id for e in self.out.values() if e.settled and e.state in _WAITING)
+        taken = tuple(
+            (e.peer, e.id) for e in self.out.values() if e.settled and e.state in _WAITING
+        )
         return MailStart(self.epoch, tuple(streams), tuple(self.marks.values()), unread, taken)
 
     def pending(self, peer: str, first: int, limit: int) -> list[OutEntry]:

@@ -12,6 +12,7 @@ one that writes; the blob's own name appears only over bytes with the right SHA-
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -112,11 +113,22 @@ class Partial:
                 placed = self._place(shelf, f"{self._stem}.data")
                 self._remove(shelf)
         self._room.note(-self.size)  # whoever placed it has counted it as a blob
-        self.close()
+        self._close()
         return placed
 
     def close(self) -> None:
-        """Leave it for a later resume; does nothing after `finish` or `discard`."""
+        """Leave it for a later resume; does nothing after `finish` or `discard`.
+
+        What is reserved and not used is given back: a sender that says much and sends little
+        must not use up the quota. The resume reserves it again.
+        """
+        if self._data is not None and self._journal is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._data, self.received)
+                self._room.note(self.received - self.size)
+        self._close()
+
+    def _close(self) -> None:
         for descriptor in (self._data, self._journal):
             if descriptor is not None:
                 os.close(descriptor)
@@ -129,7 +141,7 @@ class Partial:
             with open_shelf(self._shelf_path) as shelf:
                 self._remove(shelf)
         self._room.note(-self.size)
-        self.close()
+        self._close()
 
     def _open(self, shelf: Shelf) -> None:
         found = shelf.find(f"{self._stem}.data")
@@ -142,7 +154,7 @@ class Partial:
             self._reserve(shelf)
             self._check()
         except BaseException:
-            self.close()
+            self._close()
             raise
 
     def _reserve(self, shelf: Shelf) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from meshagent.errors import LimitReached, StorageError
@@ -29,6 +29,7 @@ __all__ = [
     "NotHeld",
     "QuotaReached",
     "TooManyPartials",
+    "TypeNotAllowed",
     "WrongHash",
     "as_size",
     "free_bytes",
@@ -90,6 +91,13 @@ class QuotaReached(LimitReached):
             wanted=wanted,
             permanent=True,
         )
+
+
+class TypeNotAllowed(LimitReached):
+    """Its contents are not of a type that is taken here, whatever its sender says."""
+
+    def __init__(self, mime: str, allowed: Sequence[str]) -> None:
+        super().__init__(f"Its contents are {mime}; allowed: {', '.join(allowed)}.", mime=mime)
 
 
 class DiskFull(LimitReached):

@@ -155,7 +155,7 @@ class Delivery:
         config: DeliveryConfig | None = None,
         withdrawn: int = 0,
         parcels: Parcels | None = None,
-        taken: Iterable[str] = (),
+        taken: Iterable[tuple[str, str]] = (),
     ) -> None:
         self.refused: Counter[str] = Counter()
         self.unread = unread
@@ -172,7 +172,7 @@ class Delivery:
         self._withdrawn_count = withdrawn
         self.parcels = Parcels() if parcels is None else parcels  # an empty one is false
         self.taken = set(taken)
-        """Ids of ours that their recipients have and fetch the attachments of."""
+        """Messages of ours, by peer and id, whose recipients have them and fetch what they name."""
         self._ids = MessageIds(rng)
         self._start_over_at = float("-inf")
         for start in streams:
@@ -490,7 +490,7 @@ class Delivery:
             taken = item.attached and why is None
             if taken:
                 state = MessageState.SENT  # how it ends, its recipient says later
-                self.taken.add(item.id)
+                self.taken.add((peer, item.id))
             if item.state in WITHDRAWN:
                 self._withdrawn.pop(item.id, None)
                 self._withdrawn_count = max(0, self._withdrawn_count - 1)
@@ -671,7 +671,7 @@ class Delivery:
             ):
                 reason = message.data.get("reason", "")
                 if reason == "" or is_id(reason):
-                    self.taken.discard(ident)
+                    self.taken.discard((peer, ident))
                     return [
                         Persist(Receipt(peer, ident, state, now_ms, reason)),
                         ReceiptChanged(peer, ident, MessageState(state), reason),

@@ -250,14 +250,14 @@ class StreamStart:
 class MailStart:
     """All that delivery needs to begin again where it was. Watermarks of one sender by age.
 
-    `taken` are the ids of those whose recipients fetch their attachments.
+    `taken` are those whose recipients fetch their attachments: peer and id.
     """
 
     epoch: bytes
     streams: tuple[StreamStart, ...]
     watermarks: tuple[Watermark, ...]
     unread: int
-    taken: tuple[str, ...] = ()
+    taken: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,7 +289,7 @@ class Pulling:
         return self._close(want, discard=want.dropped) + self._go_on(now)
 
     def impossible(self, sha256: bytes, why: str, now: float) -> list[Effect]:
-        """There can be no room for it here."""
+        """There can be no room for it here, or it is not what may be kept here."""
         want = self._wants[sha256]
         want.failed = why
         return self._leave(want) + self._go_on(now)
@@ -513,9 +513,13 @@ class Pulling:
         return first
 
     def _senders_with_enough(self) -> set[AgentId]:
-        """Nobody has all places, and who lets us wait has one, now and then."""
+        """Nobody has all places; who is away has one, and who lets us wait one now and then."""
         active = Counter(each.on_behalf_of for each in self._active.values())
-        full = {each for each, n in active.items() if n >= self._config.per_sender_max}
+        full = {
+            each
+            for each, count in active.items()
+            if count >= (self._config.per_sender_max if each in self._linked else 1)
+        }
         return full | {
             each for each, (_, until) in self._stalling.items() if active[each] or until > self._now
         }

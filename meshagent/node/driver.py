@@ -145,7 +145,7 @@ class Driver:
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self.post = post or LocalPost()
         self.porter = porter
-        self._limits = limits or AttachmentLimits()
+        self.limits = limits or AttachmentLimits()
         self._room = room
         self.receipts: WeakValueDictionary[str, Receipt] = WeakValueDictionary()
         self.mail_came = asyncio.Event()
@@ -478,7 +478,7 @@ class Driver:
     async def _delivery(self) -> Delivery:
         """An engine that begins where the disk stands."""
         mail, withdrawn = await self._store.mail_start(), await self._store.withdrawn()
-        parcels = Parcels(self._limits)
+        parcels = Parcels(self.limits)
         for entry in await self._store.receiving():
             parcels.hold(AgentId(entry.sender), parse_body(entry.body), len(entry.body))
         return Delivery(

@@ -74,7 +74,11 @@ class Hands:
                 first = len(self._done) == 1
             if first:
                 self._call(self._tell)
-        self._call(lambda: self._ended.done() or self._ended.set_result(None))
+        self._call(self._end)
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
 
     def _call(self, function: Callable[[], Any]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens

@@ -35,7 +35,15 @@ from meshagent.core.types import AgentId
 from meshagent.errors import MeshError, StorageError, UsageError
 from meshagent.node.hands import Hands
 from meshagent.node.subscribers import Event
-from meshagent.storage.refusals import Busy, DiskFull, Held, NotHeld, QuotaReached, WrongHash
+from meshagent.storage.refusals import (
+    Busy,
+    DiskFull,
+    Held,
+    NotHeld,
+    QuotaReached,
+    TypeNotAllowed,
+    WrongHash,
+)
 
 if TYPE_CHECKING:
     from meshagent.node.driver import Driver
@@ -218,8 +226,15 @@ class Porter:
         try:
             return self.blobs.begin(sha256, size)
         except Held:
+            self._check_type(sha256)
             self.blobs.keep(sha256, self._holder)
             return None
+
+    def _check_type(self, sha256: bytes) -> None:
+        """By its contents: what the sender said was enough to fetch it, not to keep it."""
+        limits = self._driver.limits
+        if limits.types and not limits.allows(mime := self.blobs.describe(sha256).mime):
+            raise TypeNotAllowed(mime, limits.types)
 
     def _opened(self, sha256: bytes, opened: Partial | None, error: Exception | None) -> None:
         transfer = self._transfer
@@ -232,7 +247,7 @@ class Porter:
                 self._driver.blob(transfer.present, sha256)
             case Busy():
                 self._driver.blob(transfer.held_up, sha256, "another agent here receives it")
-            case QuotaReached():
+            case QuotaReached() | TypeNotAllowed():
                 self._driver.blob(transfer.impossible, sha256, error.message)
             case _:
                 self._held_up(sha256, error)
@@ -249,6 +264,7 @@ class Porter:
         except BaseException:
             whole.close()  # its lock must not outlive the attempt
             raise
+        self._check_type(sha256)
         self.blobs.keep(sha256, self._holder)
 
     def _finished(self, sha256: bytes, _: None, error: Exception | None) -> None:
@@ -258,6 +274,8 @@ class Porter:
         elif isinstance(error, WrongHash):
             self._driver.log.warning("what came is another file: %s", error)
             self._driver.blob(transfer.wrong, sha256)
+        elif isinstance(error, TypeNotAllowed):
+            self._driver.blob(transfer.impossible, sha256, error.message)
         else:
             self._held_up(sha256, error)
 

@@ -11,6 +11,7 @@ import pytest
 from core.made import identity, mesh_of, open_link
 
 from meshagent.core import delivery
+from meshagent.core.attachments import Attachment
 from meshagent.core.delivery import Delivery, DeliveryConfig
 from meshagent.core.effects import (
     Accepted,
@@ -29,6 +30,7 @@ from meshagent.core.frames import EPOCH_BYTES, HASH_BYTES, WHOLE_MAX, Mail, Mail
 from meshagent.core.incoming import FORGOTTEN
 from meshagent.core.messages import Message, MessageState, body_hash, pack_body
 from meshagent.core.outgoing import Item
+from meshagent.core.parcels import SENDER_FILES_MAX
 from meshagent.core.ports import InRow, NewEpoch, OutState, PeerRow, Receipt, StreamStart, Watermark
 from meshagent.core.types import AgentId, LinkId
 from meshagent.errors import LimitReached, RemoteProtocolError
@@ -561,6 +563,14 @@ def test_a_receipt_is_noted_for_the_one_who_gave_it_and_not_shown(state: str) ->
     assert desk.engine.unread == 0
 
 
+def test_nobody_ends_a_message_that_another_is_fetching() -> None:
+    desk = Desk()
+    other = AgentId("other")
+    desk.engine.taken = {(PEER, "m1"), (other, "m1")}
+    take(desk, mail(1, body("r", kind="receipt", data={"id": "m1", "state": "delivered"})))
+    assert desk.engine.taken == {(other, "m1")}
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -774,3 +784,41 @@ def test_a_recipient_is_told_only_what_is_settled_on_our_disk_too() -> None:
     assert [mail.floor for mail in mails(me.write(1))] == [1]
     me.engine.noted(kept)
     assert [mail.floor for mail in mails(me.write(1))] == [2]
+
+
+# -- crowds of attachments --------------------------------------------------------------------
+
+
+def with_file(ident: str, number: int) -> bytes:
+    attached = Attachment("a", 5, "text/plain", number.to_bytes(32, "big"))
+    return body(ident, attachments=(attached,))
+
+
+def test_who_offers_too_much_waits_with_its_files_and_not_with_its_texts() -> None:
+    desk = Desk()
+    upto = 0
+    while upto < SENDER_FILES_MAX:
+        items = [with_file(f"m{n}", n) for n in range(upto, upto + 512)]
+        (ack,) = acks(take(desk, mail(upto + 1, *items)))
+        upto += 512
+        assert (ack.upto, ack.mode) == (upto, 0)
+    (ack,) = acks(take(desk, mail(upto + 1, body("text"), with_file("more", upto), body("behind"))))
+    assert (ack.upto, ack.mode) == (upto + 1, 1)  # the text was taken, the file has to wait
+    other = AgentId("other")
+    effects = desk.engine.take(mail(1, with_file("theirs", 0), body("text")), other, 0)
+    assert [(each.upto, each.mode) for each in acks(effects)] == [(2, 0)]
+    ended = desk.engine.parcels.ready((0).to_bytes(32, "big"))
+    assert [each.to for each in desk.engine.end(ended, 0) if isinstance(each, Send)] == [PEER]
+    (ack,) = acks(take(desk, mail(upto + 2, with_file("more", upto), body("behind"))))
+    assert (ack.upto, ack.mode) == (upto + 3, 0)
+
+
+def test_who_takes_none_of_our_words_gets_no_more_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "WORDS_WAITING_MAX", 3)
+    desk = Desk()
+    for number in range(3):
+        (ack,) = acks(take(desk, mail(number + 1, with_file(f"m{number}", number))))
+        assert ack.mode == 0
+        desk.engine.end(desk.engine.parcels.failed(number.to_bytes(32, "big"), "no"), 0)
+    (ack,) = acks(take(desk, mail(4, with_file("m3", 3))))
+    assert (ack.upto, ack.mode) == (3, 1)

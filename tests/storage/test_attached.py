@@ -143,7 +143,7 @@ def test_a_message_that_was_taken_is_settled_and_pending_until_its_recipient_say
 
     async def look(store: Store) -> None:
         start = await store.mail_start()
-        assert start.taken == ("m1",)
+        assert start.taken == ((PEER, "m1"),)
         assert start.streams[0].floor == 2
         assert [(each.id, each.state) for each in await store.outbox(9)] == [
             ("m1", "sent"), ("m2", "queued"),

@@ -484,3 +484,16 @@ def test_nothing_outside_is_written_through_a_partial(
     else:
         assert kind == "hard link"
     assert precious.read_bytes() == b"precious"
+
+
+def test_what_is_promised_and_never_sent_does_not_use_up_the_quota(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path / "blobs", quota_bytes=20 * CHUNK_BYTES)
+    for number in range(8):  # each says it has twelve chunks, and sends one
+        with store.begin(bytes([number]) * 32, 12 * CHUNK_BYTES) as partial:
+            partial.write(bytes(CHUNK_BYTES))
+            with pytest.raises(QuotaReached):  # as long as it goes on, its space is its own
+                store.begin(sha(DATA), 12 * CHUNK_BYTES)
+    with store.begin(sha(DATA), len(DATA)) as partial:
+        partial.write(DATA)
+        partial.finish()
+    assert read_all(store, sha(DATA)) == DATA

@@ -317,7 +317,8 @@ def test_a_release_that_was_killed_is_ended_by_the_next(
 
 def begun(store: BlobStore, number: int, size: int = 10) -> bytes:
     sha256 = bytes([number] * 32)
-    store.begin(sha256, size).close()
+    with store.begin(sha256, size) as partial:
+        partial.write(bytes(size))
     return sha256
 
 
