@@ -546,6 +546,14 @@ def test_a_symbolic_link_in_the_store_is_never_followed(
         lambda: held(attacked, sent["id"])["state"] != "receiving", "it goes on by itself", 10
     )
     assert list(outside.iterdir()) == []
+    if where == "shelf":  # once more, when it is here: the inbox is shown all the same
+        shelf.rename(aside)
+        shelf.symlink_to(outside)
+        shown = held(attacked, sent["id"])["attachments"][0]
+        assert "symbolic link" in shown["reason"]
+        assert shown["path"] is None
+        shelf.unlink()
+        aside.rename(shelf)
 
 
 def fresh(mesh: Path) -> bytes:
