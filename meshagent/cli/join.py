@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -96,6 +97,8 @@ async def _run(
             node.log.addHandler(logging.StreamHandler(sys.stderr))
         if until_idle is not None:
             node.end_when_idle(until_idle)
+        gc.collect()
+        gc.freeze()  # what is here now stays: no need to look through it again and again
         await _show(node, choose_view(node, common, ready_fd))
     if not common.json:
         notice(f"{node.driver.agent} has left.", common.quiet)

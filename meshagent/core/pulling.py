@@ -75,6 +75,9 @@ class PullingConfig:
     At least `active_max`, or some would have no share."""
     window_per_pull_max: int = 12
     """The same for one pull; the rest lets a newcomer begin at once."""
+    window_first: int = 4
+    """The same for a pull that begins; it grows with each chunk that is written. Two who find each
+    other again often both dial, and what is on the link that is dropped is moved twice."""
     stall_s: float = 30.0
     """A source that owes chunks and is silent for so long is left for another."""
     pause_s: float = 1.0
@@ -297,6 +300,7 @@ class Pulling:
         want.writes -= 1
         if index == want.written:  # while closing, an earlier one may have failed
             want.written += 1
+            want.pace += 1
             self._held -= 1
         if want.stage is Stage.CLOSING:
             return self._close(want, discard=want.discard) + self._go_on(now)
@@ -387,10 +391,11 @@ class Pulling:
         if not hungry:
             return []
         share = max(1, min(config.window_per_pull_max, config.window_max // len(hungry)))
-        step = max(1, share // 4)  # one BlobMore for a few chunks
         effects: list[Effect] = []
         for want in hungry:
-            free = min(config.window_max - self._held, share - want.held, want.chunks - want.upto)
+            mine = min(share, want.pace if want.pull else config.window_first)
+            step = max(1, mine // 4)  # one BlobMore for a few chunks
+            free = min(config.window_max - self._held, mine - want.held, want.chunks - want.upto)
             if self._owes(want) and free < step and free < want.chunks - want.upto:
                 continue
             if free > 0:
@@ -412,6 +417,7 @@ class Pulling:
             return self._close(want, discard=True)
         self._pull += 1
         want.pull, want.source, want.heard_at = self._pull, source, now
+        want.pace = self._config.window_first
         want.asked_as = want.granter_for(source)
         self._pulls[want.pull] = want
         self._credit(want, chunks)

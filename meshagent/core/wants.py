@@ -92,6 +92,8 @@ class Want:
     written: int = 0
     arrived: int = 0
     upto: int = 0
+    pace: int = 0
+    """What the pull under way may hold of the window: it begins low and grows."""
     writes: int = 0
     told: int = -1
     contributors: set[AgentId] = field(default_factory=set)

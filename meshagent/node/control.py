@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ LISTEN_BACKLOG = 2 * SESSIONS_MAX
 SESSION_BACKLOG_BYTES_MAX = 4 * 1024 * 1024  # beyond it the session is cut off and resumes
 SESSION_CLOSE_TIMEOUT_S = 0.25  # for its last lines; one that does not read must not hold us up
 WAIT_MAX_S = 600.0  # for delivery, while a session waits
+GONE_LOOK_S = 1.0  # between looks whether a session that waits without a limit is still there
 ABSENT_WAIT_S = 0.5  # a node that has just started meets its peers within that; others are away
 PEERS_CHANNEL = "mesh-peers:/"
 
@@ -127,6 +128,8 @@ class ControlServer:
                     watch = asyncio.create_task(self._watch(request, writer))
                 elif request.pop("follow", False) and watch is None:
                     watch = asyncio.create_task(self._follow(request, writer))
+                elif request.get("do") == "fetch":
+                    await _while_attached(reader, self._handle(request, writer))
                 else:
                     await self._handle(request, writer)
                 await writer.drain()
@@ -296,6 +299,17 @@ def _answer(
         return
     words = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
     _write(writer, {"id": number, "error": words})
+
+
+async def _while_attached(reader: asyncio.StreamReader, work: Coroutine[Any, Any, None]) -> None:
+    """Do this for as long as the session is there: one that was given up must free its place."""
+    task = asyncio.create_task(work)
+    try:
+        while not task.done() and not reader.at_eof():
+            await asyncio.wait({task}, timeout=GONE_LOOK_S)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _end(writer: asyncio.StreamWriter) -> None:

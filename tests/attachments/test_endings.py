@@ -15,18 +15,16 @@ def test_texts_behind_a_large_attachment_pass_it_in_their_order(courier: Courier
     sender, receiver = courier.pair()
     courier.send_files(sender.agent, receiver.agent, [courier.file(MIB)], "small")
     courier.wait_for_texts(receiver.agent, ["small"])
-    large = courier.file(80 * MIB)
-    ident = courier.send_files(sender.agent, receiver.agent, [large], "large")
-    wire.wait_for(wire.moved + 4 * MIB, 20.0)
+    start = wire.moved
+    wire.hold_at(start + 4 * MIB)
+    ident = courier.send_files(sender.agent, receiver.agent, [courier.file(80 * MIB)], "large")
+    wire.wait_for(start + 4 * MIB, 20.0)
     behind = [f"text {number}" for number in range(50)]
     ids = courier.send(sender.agent, receiver.agent, *behind)
-    courier.wait_for_state(sender.agent, ids[-1], "delivered")
-    before = courier.message(receiver.agent, ident)
-    seen = [each for each in texts(courier.inbox(receiver.agent)) if each != "large"]
-    assert seen == ["small", *behind]
-    assert before is not None
-    courier.wait_for_texts(receiver.agent, ["small", *behind, "large"])
+    wire.hold_at(None)
     courier.wait_for_state(sender.agent, ident, "delivered")
+    assert texts(courier.inbox(receiver.agent)) == ["small", *behind, "large"]
+    assert {courier.state(sender.agent, each) for each in ids} == {"delivered"}
 
 
 def test_a_message_that_expires_while_its_file_comes_is_dropped_and_its_sender_told(

@@ -11,7 +11,6 @@ from processes.harness import wait_until
 
 pytestmark = pytest.mark.process
 
-WINDOW_BYTES = 4 * MIB  # what may be on its way at once, and be lost with a link
 GROWTH_KIB_MAX = 64 * 1024
 BACK_S = 30.0
 
@@ -23,7 +22,7 @@ class Ordeal:
         self.courier, self.wire = courier, courier.wire
         self.sender, self.receiver = courier.pair()
 
-    def run(self, size: int, interruptions: list[str]) -> None:
+    def run(self, size: int, interruptions: list[str], share: float) -> None:
         courier, wire = self.courier, self.wire
         file = courier.file(size)
         before = wire.moved
@@ -43,7 +42,7 @@ class Ordeal:
         assert (attachment["state"], attachment["size"]) == ("ready", size)
         courier.assert_verified(attachment)
         courier.wait_for_state(self.sender.agent, ident, "delivered")
-        assert size <= moved < max(1.1 * size, 1.01 * size + len(interruptions) * WINDOW_BYTES)
+        assert size <= moved < share * size
 
     def cut(self) -> None:
         self.wire.cut()
@@ -85,20 +84,22 @@ class Ordeal:
         return found["state"] if found else "not there"
 
 
-KINDS = ["kill_receiver", "cut", "kill_sender", "move_sender", "restart_sender"]
+# The receiver last: had it to begin again, most of the file would be moved twice.
+KINDS = ["cut", "kill_sender", "move_sender", "restart_sender", "kill_receiver"]
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("mib", "interruptions"),
-    [(60, KINDS), pytest.param(300, KINDS * 2, marks=pytest.mark.long)],
+    ("mib", "interruptions", "share"),
+    # A window, 4 MiB, may be lost with each link: that weighs more when there is less to move.
+    [(60, KINDS, 1.3), pytest.param(300, KINDS * 2, 1.1, marks=pytest.mark.long)],
     ids=["60 MiB, five times", "300 MiB, ten times"],
 )
 def test_it_ends_whole_after_kills_cuts_and_moves_and_little_is_moved_twice(
-    courier: Courier, mib: int, interruptions: list[str]
+    courier: Courier, mib: int, interruptions: list[str], share: float
 ) -> None:
     courier.settings(courier.elsewhere, eager="1 GiB")
-    Ordeal(courier).run(mib * MIB, interruptions)
+    Ordeal(courier).run(mib * MIB, interruptions, share)
 
 
 @pytest.mark.timeout(600)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from attachments.courier import KIB, MIB, Courier, digest
+from processes.harness import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -63,6 +66,33 @@ def test_beyond_the_eager_limit_it_is_had_on_demand_also_after_the_sender_restar
     assert ran.code == 0, ran
     saved = [elsewhere / each["file"] for each in ran.json]
     assert [digest(each) for each in saved] == [digest(each) for each in files]
+
+
+def test_a_fetch_that_is_given_up_leaves_no_session_behind(courier: Courier) -> None:
+    courier.settings(courier.elsewhere, eager="1 MiB")
+    sender, receiver = courier.pair()
+    file = courier.file(2 * MIB)
+    ident = courier.send_files(sender.agent, receiver.agent, [file])
+    courier.wait_for_message(receiver.agent, ident)
+    courier.leave(sender)
+    receiver.wait_for_peer(sender.agent, "left")
+    folder = Path(f"/proc/{receiver.pid}/fd")
+    before = len(list(folder.iterdir()))
+    fetches = [
+        courier.command("fetch", ident, "--as", receiver.agent, cwd=courier.elsewhere.path.parent)
+        for _ in range(3)
+    ]
+    # Each waits on one connection, and looks how far it has come over another.
+    wait_until(lambda: len(list(folder.iterdir())) >= before + 6, "them to wait")
+    for each in fetches:
+        each.send_signal(signal.SIGINT)
+        each.communicate(timeout=20)
+    wait_until(lambda: len(list(folder.iterdir())) <= before, "their sessions to end")
+    courier.start("tester")
+    wait_until(
+        lambda: courier.message(receiver.agent, ident)["attachments"][0]["state"] == "ready",
+        "it to come nevertheless",
+    )
 
 
 def test_save_gets_what_is_not_here(courier: Courier) -> None:

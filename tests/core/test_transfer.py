@@ -130,17 +130,24 @@ def test_an_empty_blob_needs_nobody() -> None:
 
 def test_credit_follows_the_write_and_not_the_chunk() -> None:
     it, ask = pulling_from(BOB)
-    window = PullingConfig().window_per_pull_max
-    assert ask.upto == window
-    for at in range(window):
+    for at in range(ask.upto):
         assert not frames(it.receive(BlobChunk(ask.pull, at, FULL), BOB, 0.0))
-    said: list[Frame] = []
-    for at in range(window):
-        said += frames(it.wrote(X, at, 0.0), BlobMore)
-    assert said[0] == BlobMore(ask.pull, window + 1)
-    last = said[-1]
-    assert isinstance(last, BlobMore)
-    assert 2 * window - window // 4 < last.upto <= 2 * window
+    assert frames(it.wrote(X, 0, 0.0)) == [BlobMore(ask.pull, ask.upto + 2)]
+
+
+def test_a_pull_begins_with_little_credit_and_grows_to_its_window() -> None:
+    it, ask = pulling_from(BOB)
+    config = PullingConfig()
+    assert ask.upto == config.window_first
+    upto, held = ask.upto, [ask.upto]
+    for at in range(24):
+        it.receive(BlobChunk(ask.pull, at, FULL), BOB, 0.0)
+        for more in frames(it.wrote(X, at, 0.0), BlobMore):
+            assert isinstance(more, BlobMore)
+            upto = more.upto
+        held.append(upto - at - 1)
+    assert max(held) == config.window_per_pull_max
+    assert min(held[12:]) > config.window_per_pull_max - config.window_per_pull_max // 4
 
 
 def test_what_was_not_asked_for_is_dropped_and_counted() -> None:

@@ -72,20 +72,24 @@ class Accounts:
         """What may expire."""
         self.revived: set[str] = set()
         """Withdrawn on a disk that is no more, and not on the one that took its place."""
-        self.returned: set[str] = set()
-        """In an inbox that was put back: its sender may have heard meanwhile that it never came."""
+        self.put_back: list[PostNode] = []
+        """Whose disk is not the one that they began with."""
+        self.at_odds: set[str] = set()
+        """In an inbox, and withdrawn for good, on two disks of different days."""
         self.lost_here: set[str] = set()
         """In an outbox on a disk that is no more."""
 
     def disk_replaced(self, node: PostNode, disk: Disk) -> None:
         """Whatever was on the old disk only is gone, and nobody can be blamed for that."""
-        had, has = {row.id for row in node.disk.inbox}, {row.id for row in disk.inbox}
-        self.lost_there |= had - has
-        self.returned |= has - had
+        self.lost_there |= {row.id for row in node.disk.inbox} - {row.id for row in disk.inbox}
         self.lost_here |= set(node.disk.states()) - set(disk.states())
         before, after = node.disk.states(), disk.states()
         self.revived |= {i for i, s in before.items() if s in WITHDRAWN and s != after.get(i)}
         node.disk = disk
+        self.put_back.append(node)
+        disks = [each.disk for each in self.post.nodes.values()]
+        came = {row.id for each in disks for row in each.inbox}
+        self.at_odds |= {i for each in disks for i in taken_back_for_good(each) if i in came}
         node.states.clear()
         self.taken_back.clear()
         for peer, ids in node.accepted.items():
@@ -108,9 +112,9 @@ class Accounts:
         for node in self.post.nodes.values():
             states = node.disk.states()
             for peer, ids in node.accepted.items():
-                came = set(self.post.inbox(peer, node.name))
+                came = self._came(peer, node.name)
                 for ident in ids:
-                    self._check_end(node, ident, states[ident], ident in came)
+                    self._check_end(node, ident, states[ident], came.get(ident))
             assert node.engine is not None
             assert node.engine.pending == node.engine.on_wire == 0, node.name
             assert node.engine.withdrawn == 0, node.name
@@ -123,32 +127,50 @@ class Accounts:
         assert not nowhere, f"{peer} has what {node.name} never kept: {nowhere}"
         unkept = set(accepted) - states.keys()
         assert not unkept, f"{node.name} accepted, and does not have: {unkept}"
-        # A file in the spool may be older than the epoch in which its message was withdrawn; or it
-        # was found when the clock was ahead, and what was too late by then goes out anew.
+        # Three ways in which a new epoch brings what should have come before the rest: a file in
+        # the spool may be older than the epoch in which its message was withdrawn; or it was
+        # found when the clock was ahead, and what was too late by then goes out anew.
         outbox = node.disk.outbox.get(peer, ())
         self.brief |= {out.row.id for out in outbox if out.row.expires_ms}
         renumbered = node.disk.renumbered
         astray = {i for i in renumbered if states.get(i) in WITHDRAWN} | renumbered & self.brief
         # Whoever lost what came first, or took back what is here again, has the rest already.
         astray |= self.revived | self.lost_there
-        order = [place[each] for each in accepted if each in place and each not in astray]
-        late = [came[a] for a, b in pairwise(order) if b < a]
-        assert not late, f"{peer} has {late} of {node.name} after what was sent later"
+        epochs = self._came(peer, node.name)
+        there = [each for each in accepted if each in place]
+        self._check_order(node, peer, [each for each in there if each not in astray], place)
+        for epoch in set(epochs.values()):  # and within one of them without exemption
+            self._check_order(node, peer, [i for i in there if epochs[i] == epoch], place)
         for out in outbox:
             if out.state in WITHDRAWN and out.row.body not in self.post.left:
                 self.taken_back.add(out.row.body)
             if out.settled:
-                self._check_end(node, out.row.id, out.state, out.row.id in place)
+                self._check_end(node, out.row.id, out.state, epochs.get(out.row.id))
 
-    def _check_end(self, node: PostNode, ident: str, state: MessageState, came: bool) -> None:
+    def _came(self, owner: AgentId, sender: AgentId) -> dict[str, bytes]:
+        """What is in `owner`'s inbox from `sender`, with the epoch in which it came."""
+        inbox = self.post.nodes[owner].disk.inbox
+        return {row.id: row.epoch for row in inbox if row.sender == sender}
+
+    def _check_order(
+        self, node: PostNode, peer: AgentId, sent: list[str], place: dict[str, int]
+    ) -> None:
+        late = [b for a, b in pairwise(sent) if place[b] < place[a]]
+        assert not late, f"{peer} has {late} of {node.name} before what was sent earlier"
+
+    def _check_end(
+        self, node: PostNode, ident: str, state: MessageState, came: bytes | None
+    ) -> None:
         if state is MessageState.DELIVERED:
-            assert came or ident in self.lost_there, f"{ident} was never delivered"
+            assert came is not None or ident in self.lost_there, f"{ident} was never delivered"
         else:
             ends = WITHDRAWN | {MessageState.REFUSED}
             assert state in ends, f"{ident} still waits, and nothing is wrong"
-            # A number that carries nothing can't ask for what came in an epoch that is no more.
-            explained = node.disk.renumbered | self.returned
-            assert not came or ident in explained, f"{ident} is {state}, and came"
+            # A number that carries nothing can't ask for what came in an epoch that is no more,
+            # whether its sender gave that up or lost the disk that knew of it.
+            given_up = ident in node.disk.renumbered or node in self.put_back
+            explained = (given_up and came != node.disk.epoch) or ident in self.at_odds
+            assert came is None or explained, f"{ident} is {state}, and came"
 
     def _check_receipts(self, node: PostNode) -> None:
         for ident, states in node.states.items():
@@ -175,6 +197,12 @@ class Accounts:
             assert len(known.inward) <= delivery.EPOCHS_KEPT_MAX
             for stream in known.inward.values():
                 assert len(stream.exceptions) <= delivery.MAIL_ITEMS_MAX
+
+
+def taken_back_for_good(disk: Disk) -> set[str]:
+    """What its recipient knows to be withdrawn, as this disk has it."""
+    waiting = {out.row.id for rows in disk.outbox.values() for out in rows if not out.settled}
+    return {i for i, s in disk.states().items() if s in WITHDRAWN and i not in waiting}
 
 
 @contextmanager
