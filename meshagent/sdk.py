@@ -89,13 +89,13 @@ class Node:
         `await receipt.delivered()` waits for more. `attach` takes paths, or a name with bytes or
         an open file; `progress` hears how much of each was copied, and its size if that is known.
         """
-        receipts = await self.send_all(
-            to, text, data=data, kind=kind, thread=thread, reply_to=reply_to, ttl=ttl,
-            attach=attach, progress=progress,
-        )  # fmt: skip
-        if len(receipts) != 1:
-            raise UsageError(f"{to!r} means {len(receipts)} agents.", hint="Use send_all.")
-        return receipts[0]
+        recipients = self._mailroom.recipients(to)
+        if len(recipients) != 1:
+            raise UsageError(f"{to!r} means {len(recipients)} agents.", hint="Use send_all.")
+        (receipt,) = await self._send(
+            recipients[0], text, data, kind, thread, reply_to, ttl, attach, progress
+        )
+        return receipt
 
     async def send_all(
         self,
@@ -111,10 +111,16 @@ class Node:
         progress: Callable[[int, int | None], None] | None = None,
     ) -> list[Receipt]:
         """Send to everyone that `to` means: `@role`, `@all`, or any form that `send` takes."""
-        porter = self._mailroom.porter
+        return await self._send(to, text, data, kind, thread, reply_to, ttl, attach, progress)
+
+    async def _send(
+        self, to: str, text: str, data: Any, kind: str, thread: str, reply_to: str,
+        ttl: float | None, attach: Iterable[Attachable], progress: Any,
+    ) -> list[Receipt]:  # fmt: skip
+        enclose = self._mailroom.porter.enclose
         receipts: list[Receipt] = await self._mailroom.send(
             to, text, data=data, kind=kind, thread=thread, reply_to=reply_to, ttl_s=ttl,
-            attach=[await porter.enclose(each, progress) for each in attach],
+            attach=[await enclose(each, progress) for each in attach],
         )  # fmt: skip
         return receipts
 

@@ -9,11 +9,12 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine, Iterable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from meshagent.core.types import Peer
-from meshagent.sdk import Letter, Node, Receipt, join
+from meshagent.sdk import Attachable, Letter, LetterAttachment, Node, Receipt, join
 
 __all__ = ["SyncNode", "join_sync"]
 
@@ -38,6 +39,28 @@ class SyncReceipt:
         return self
 
 
+class SyncAttachment:
+    """A file that came with a letter."""
+
+    def __init__(self, attachment: LetterAttachment, node: SyncNode) -> None:
+        self._attachment, self._node = attachment, node
+        self.name, self.size, self.mime = attachment.name, attachment.size, attachment.mime
+        self.sha256 = attachment.sha256
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is; None as long as it is not here: `fetch()`."""
+        return self._attachment.path
+
+    def fetch(self) -> Path:
+        """Get it if it is not here."""
+        return self._node.run(self._attachment.fetch())
+
+    def read(self) -> bytes:
+        """Its bytes, all at once."""
+        return self._node.run(self._attachment.read())
+
+
 class SyncLetter:
     """A message that came."""
 
@@ -45,14 +68,18 @@ class SyncLetter:
         self._letter, self._node = letter, node
         self.id, self.sender, self.text = letter.id, letter.sender, letter.text
         self.data, self.thread, self.kind = letter.data, letter.thread, letter.kind
+        self.attachments = tuple(SyncAttachment(each, node) for each in letter.attachments)
 
     def done(self) -> None:
         """It was acted upon."""
         self._node.run(self._letter.done())
 
-    def reply(self, text: str = "", *, data: Any = None) -> SyncReceipt:
+    def reply(
+        self, text: str = "", *, data: Any = None, attach: Iterable[Attachable] = ()
+    ) -> SyncReceipt:
         """Answer its sender."""
-        return SyncReceipt(self._node.run(self._letter.reply(text, data=data)), self._node)
+        answer = self._letter.reply(text, data=data, attach=attach)
+        return SyncReceipt(self._node.run(answer), self._node)
 
 
 class SyncNode:

@@ -284,6 +284,24 @@ def test_a_send_that_is_cancelled_or_overtaken_by_the_end_leaves_nothing_behind(
     run(body())
 
 
+def test_a_send_that_means_several_agents_is_sent_to_none() -> None:
+    async def script() -> None:
+        async with (
+            meshagent.join("tester", discovery="none") as tester,
+            meshagent.join("backend", name="one", discovery="none", peers=tester.addresses),
+            meshagent.join("backend", name="two", discovery="none", peers=tester.addresses),
+        ):
+            async for _ in tester.events():
+                if len(tester.peers) == 2:
+                    break
+            with pytest.raises(meshagent.UsageError, match="means 2 agents"):
+                await tester.send("@backend", "hello")
+            assert sum(tester.status()["outbox"].values()) == 0
+            assert len(await tester.send_all("@backend", "hello")) == 2
+
+    asyncio.run(script())
+
+
 def test_the_synchronous_facade_talks_and_leaves_no_thread() -> None:
     before = threading.active_count()
     with (
@@ -298,6 +316,10 @@ def test_the_synchronous_facade_talks_and_leaves_no_thread() -> None:
             letter.done()
             break
         assert [each.text for each in tester.inbox(timeout=0.2)] == ["hello yourself"]
+        tester.send(backend.agent, "see", attach=[("log.txt", b"500")]).delivered(timeout=10)
+        (letter,) = backend.inbox(timeout=0.2)
+        (log,) = letter.attachments
+        assert (log.name, log.read(), log.fetch()) == ("log.txt", b"500", log.path)
         with pytest.raises(meshagent.DeliveryTimeout):
             tester.send("nobody-k3f9a2qd", "x").delivered(timeout=0.1)
     assert threading.active_count() == before
