@@ -141,6 +141,14 @@ class Arrival:
         machine has one clock, so ours is the sender's; a link may have another at its end."""
         return self.spooled and 0 < message.expires_ms <= self.now_ms
 
+    def brings_back(self, bodies: Iterable[bytes]) -> bool:
+        """Whether a file holds what its sender had withdrawn, unless we did that, as too late.
+
+        It is older than that, or its sender's database is: either way what comes behind in it
+        waits for a file or a link that knows better, or it would overtake this.
+        """
+        return self.spooled and any(not self.is_late(parse_body(body)) for body in bodies)
+
 
 class Delivery:
     """The delivery engine of one agent."""
@@ -574,7 +582,8 @@ class Delivery:
                 del known.inward[next(iter(known.inward))]
             known.inward[mail.epoch] = ReceiveStream()
         stream = known.inward[mail.epoch] = known.inward.pop(mail.epoch)  # the latest comes last
-        if stream.distrusts(mail, spooled):
+        arrival = Arrival(peer, mail.epoch, now_ms, spooled)
+        if stream.distrusts(mail, spooled) or arrival.brings_back(stream.withdrawn_in(mail)):
             return self._answer(peer, mail.epoch)  # it names what we have: the sender starts over
         effects: list[Effect] = []
         if mail.floor > stream.seq + 1:
@@ -583,7 +592,6 @@ class Delivery:
         stream.forget_below(mail.floor)
         mode = _GAP if mail.first > stream.seq + 1 else _WELL
         before = stream.seq
-        arrival = Arrival(peer, mail.epoch, now_ms, spooled)
         for seq, body in enumerate(mail.items, mail.first):
             if seq != stream.seq + 1:
                 continue

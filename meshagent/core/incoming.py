@@ -62,6 +62,14 @@ class ReceiveStream:
         body = mail.items[at] if 0 <= at < len(mail.items) else None
         return body is not None and self.last not in (NO_HASH, body_hash(body))
 
+    def withdrawn_in(self, mail: Mail) -> list[bytes]:
+        """Messages that stand in `mail` before news, where the last that we have is nothing."""
+        known = self.seq + 1 - mail.first
+        if not 0 < known < len(mail.items):
+            return []
+        tail = mail.items[max(0, self.named + 1 - mail.first) : known]
+        return [body for body in tail if body is not None]
+
     def distrusts(self, mail: Mail, spooled: bool) -> bool:
         """Whether nothing of `mail` may be taken; once that was so, it stays so."""
         if self.contradicts(mail):

@@ -690,6 +690,26 @@ def test_a_file_is_not_taken_when_nobody_can_tell_what_its_numbers_mean() -> Non
     assert rows(take(desk, later, spooled=True), InRow), "its sender knows how those ended"
 
 
+def test_a_file_that_brings_back_what_was_withdrawn_lets_nothing_overtake_it() -> None:
+    desk = Desk()
+    take(desk, mail(1, body("a"), None))
+    drop = mail(1, body("a"), body("b"), body("c"))
+    assert not rows(take(desk, drop, spooled=True), InRow)
+    assert not desk.engine.has(drop, PEER, spooled=True)
+    assert desk.engine.has(mail(1, body("a"), body("b")), PEER, spooled=True), "without news"
+    rewritten = mail(1, body("a"), None, body("c"))
+    assert [row.id for row in rows(take(desk, rewritten, spooled=True), InRow)] == ["c"]
+
+
+def test_what_was_too_late_in_a_file_does_not_stop_the_rest_of_it() -> None:
+    desk = Desk(DeliveryConfig(unread_max=1))
+    drop = mail(1, body("a"), body("late", expires_ms=NOW_MS), body("c"))
+    take(desk, mail(1, *drop.items[:1]), spooled=True)
+    desk.engine.inbox_shrank(1, 0.0)
+    take(desk, mail(1, *drop.items[:2]), spooled=True)
+    assert [row.id for row in rows(take(desk, drop, spooled=True), InRow)] == ["c"]
+
+
 def test_a_file_is_ours_when_all_of_it_was_taken() -> None:
     desk = Desk(DeliveryConfig(unread_max=1))
     drop = mail(1, body("a"), body("b"))
