@@ -151,16 +151,47 @@ _FORGERY = "{agent} was told {times} what its author had not signed, and did not
 _NOISE = "A member sent {agent} bytes that break the protocol, {times}."
 _LOOK = "A faulty or hostile program has this mesh's secret; its address is in node.log."
 _MOVED = "{agent} met another agent than expected at an address, {times}."
+_CHUNKS = "A member sent {agent} parts of attachments that it had not asked for so, {times}."
+_ASKS = "A member asked {agent} for attachments in a way that breaks the protocol, {times}."
 _RESOLVES = "It resolves itself: that address is the other agent's now."
 
 # Reasons as the transport, the links and the membership count them.
 _REFUSALS: dict[str, tuple[Callable[[str, str, str], Finding], str, str]] = {
+    "absurd ask": (problem, _ASKS, _LOOK),
+    "absurd credit": (problem, _ASKS, _LOOK),
+    "another size for the same blob": (
+        note,
+        "{agent} was offered the same attachment with different sizes, {times}.",
+        "It takes whichever turns out to be true.",
+    ),
+    "attachments beyond the limits": (
+        note,
+        "{agent} refused messages whose attachments are beyond its limits, {times}.",
+        "The limits are in mesh.toml: attachments_each, attachments_count, attachments_types.",
+    ),
+    "attachments that can't be had": (
+        note,
+        "{agent} gave up messages whose attachments could not be had, {times}.",
+        "Their senders know, and why; the reason is in their outbox and log.",
+    ),
+    "blob not granted": (
+        problem,
+        "{agent} was asked {times} for an attachment by an agent that it was not sent to.",
+        _LOOK,
+    ),
+    "chunk beyond the credit": (problem, _CHUNKS, _LOOK),
+    "chunk of a wrong length": (problem, _CHUNKS, _LOOK),
+    "chunk out of order": (problem, _CHUNKS, _LOOK),
+    "chunk that came too late": (note, _CHUNKS, "It was late, after another source was chosen."),
+    "chunk that was never asked for": (problem, _CHUNKS, _LOOK),
     "clone": (
         problem,
         "A second node with the key of an agent of this mesh met {agent} {times}: a copied folder.",
         "Run only one of the copies; join the other with --name, as an agent of its own.",
     ),
+    "credit for no pull": (note, _ASKS, "It spoke of a transfer that had just ended."),
     "denied": (note, "{agent} kept out {times} an agent that it had just turned away.", _KEEP_OUT),
+    "end of no pull": (note, _CHUNKS, "It spoke of a transfer that had just ended."),
     "error": (problem, "{agent} failed {times} to judge a caller.", "A bug of ours: see node.log."),
     "forged": (problem, _FORGERY, _LOOK),
     "forged update": (problem, _FORGERY, _LOOK),
@@ -206,12 +237,23 @@ _REFUSALS: dict[str, tuple[Callable[[str, str, str], Finding], str, str]] = {
     "oversize": (problem, "{agent} was sent frames beyond the limit {times}.", _LOOK),
     "parts": (problem, "{agent} was sent frames beyond the limit {times}.", _LOOK),
     "protocol": (problem, _NOISE, _LOOK),
+    "pull number used twice": (problem, _ASKS, _LOOK),
     "replay": (problem, "{agent} was shown an old answer again {times}.", _LOOK),
     "routing id": (problem, _NOISE, _LOOK),
     "source": (
         note,
         "One address knocked at {agent} so often that it had to wait, {times}.",
         "A program that dials in a loop? Its address is in node.log.",
+    ),
+    "stalled": (
+        note,
+        "A peer promised {agent} an attachment and sent nothing for a while, {times}.",
+        "It goes on by itself, from another peer that has it if there is one.",
+    ),
+    "too many pulls at once": (
+        note,
+        "A peer asked {agent} for more attachments at once than it serves, {times}.",
+        "They come one after the other.",
     ),
     "unknown accuser": (
         note,

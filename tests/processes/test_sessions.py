@@ -78,7 +78,16 @@ def test_nonsense_costs_only_its_own_connection(shared: Mesh, node: Node) -> Non
 def test_sessions_beyond_the_limit_are_told_and_the_rest_go_on(shared: Mesh, node: Node) -> None:
     with ExitStack() as sessions:
         crowd = [sessions.enter_context(_attached(shared, node)) for _ in range(SESSIONS_MAX)]
-        assert _ask(crowd[-1], {"id": 1, "do": "status"})["result"]["agent"] == node.agent
+        answers = [_ask(each, {"id": 1, "do": "status"}) for each in crowd]
+        # Sessions of the test before may be just ending: then as many of these are told.
+        served = [each for each in answers if "result" in each]
+        assert len(served) > SESSIONS_MAX - 10
+        assert all(each["error"]["exit_code"] == 6 for each in answers if "error" in each)
+        while len(served) < SESSIONS_MAX:
+            answer = _ask(
+                sessions.enter_context(_attached(shared, node)), {"id": 1, "do": "status"}
+            )
+            served += [answer] if "result" in answer else []
         ran = shared.run("peers")
         assert ran.code == 6
         assert str(SESSIONS_MAX) in ran.err
