@@ -22,6 +22,7 @@ from meshagent.errors import UsageError
 from meshagent.storage.refusals import mapped_to_disk_full
 from meshagent.storage.room import Room
 from meshagent.storage.sniffing import HEAD_BYTES
+from meshagent.storage.writeback import Writeback
 
 __all__ = ["Copied", "Progress", "Source", "copy_into", "hash_of", "opened_source"]
 
@@ -98,6 +99,7 @@ def copy_into(descriptor: int, path: Path, source: Source, room: Room, report: P
             clone = Source(source.name, descriptor, None)
             return hash_of(clone, report)
     digest, done, head = hashlib.sha256(), 0, bytearray()
+    writeback = Writeback(descriptor)
     for block in source.blocks():
         if source.size is None or done + len(block) > source.size:
             room.require(done + len(block), on_disk=len(block))  # it is longer than was known
@@ -106,6 +108,7 @@ def copy_into(descriptor: int, path: Path, source: Source, room: Room, report: P
         digest.update(block)
         head += block[: HEAD_BYTES - len(head)]
         done += len(block)
+        writeback.wrote(done)
         report(done, source.size)
     return Copied(digest.digest(), done, bytes(head))
 

@@ -31,6 +31,7 @@ from meshagent.storage.refusals import (
 )
 from meshagent.storage.room import PARTIAL, Room
 from meshagent.storage.shelves import Shelf, is_hash_name, open_shelf, try_lock
+from meshagent.storage.writeback import Writeback
 
 __all__ = ["CHUNK_BYTES", "PARTIALS_MAX", "Partial", "lock_journal", "parse_partial", "stem_of"]
 
@@ -62,6 +63,7 @@ class Partial:
         self._hash = hashlib.sha256()
         self._data: int | None = None
         self._journal: int | None = None
+        self._writeback: Writeback | None = None
         with (
             mapped_to_disk_full(self._path, "write", size),
             open_shelf(root, create=True) as top,
@@ -171,6 +173,7 @@ class Partial:
             self._room.require(self.size - had, on_disk=self.size - blocks)
             self._data = shelf.open(name, os.O_RDWR | os.O_CREAT)
             _allocate(self._data, had, self.size)
+            self._writeback = Writeback(self._data)
         except BaseException:
             if found is None:
                 self._remove(shelf)
@@ -203,6 +206,8 @@ class Partial:
             _write_all(journal, _RECORD.pack(number, zlib.crc32(chunk)), _record_at(number))
         self._hash.update(chunk)
         self.received += len(chunk)
+        if self._writeback is not None:
+            self._writeback.wrote(self.received)
 
     def _remove(self, shelf: Shelf) -> None:
         # The journal goes last: it is the lock, and without it another one could begin anew.

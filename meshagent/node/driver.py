@@ -690,7 +690,9 @@ class Driver:
                     if rows := [*notes, *(each.row for each in kept)]:
                         await self._store.commit(rows)
                 except MeshError as error:
-                    self._fail([*batch, [Note(row) for row in notes]], error)
+                    # What waits was decided upon as if this had been kept: it goes the same way.
+                    waiting, self._waiting = self._waiting, []
+                    self._fail([*batch, *waiting, [Note(row) for row in notes]], error)
                 else:
                     if self._mesh is not None:
                         self._mesh.noted([*notes, *notes_there])

@@ -155,6 +155,7 @@ class Mailroom:
 
         With `unread`, only those that nobody has seen yet.
         """
+        await self._driver.committed()
         found: list[dict[str, Any]] = []  # newest first
         while (left := limit - len(found)) > 0:
             rows = await self._store.recent(min(left, SCAN_ROWS), upto=upto, unseen=unread)

@@ -72,9 +72,14 @@ class Sick(MemoryStore):
     """Takes nothing that has to do with mail while it is ill."""
 
     ill = False
+    well_again: asyncio.Event | None = None
+    """It is ill for one commit only, which ends when this is set."""
 
     async def commit(self, rows: Sequence[Row]) -> None:
         if self.ill and any(isinstance(row, Watermark) for row in rows):
+            if self.well_again is not None:
+                self.ill = False
+                await self.well_again.wait()
             raise StorageError("The disk is ill.")
         await super().commit(rows)
 
@@ -171,6 +176,23 @@ def test_a_file_is_ours_only_when_all_of_it_is_durable() -> None:
         store.ill = True
         assert not await driver.take(drop("x", epoch=b"another!"))
         assert [entry.id for entry in await store.inbox(0, 9)] == ["a", "b"]
+
+    run(script)
+
+
+def test_what_was_decided_behind_a_failed_commit_is_not_kept_without_it() -> None:
+    async def script(driver: Driver, store: Sick) -> None:
+        store.ill, store.well_again = True, asyncio.Event()
+        first = asyncio.create_task(driver.take(drop("a")))
+        while store.ill:  # noqa: ASYNC110 - until its commit is under way
+            await asyncio.sleep(0)
+        second = asyncio.create_task(driver.take(drop("b", first=2)))
+        await asyncio.sleep(0)
+        store.well_again.set()
+        assert not await first
+        assert not await second
+        assert [entry.id for entry in await store.inbox(0, 9)] == []
+        assert (await store.mail_start()).watermarks == ()
 
     run(script)
 
