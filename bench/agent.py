@@ -8,7 +8,6 @@ Uses the public SDK and nothing else, as an embedding program would. Speaks `chi
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 import os
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 
 import meshagent
 from meshagent.bench.children import Verbs, obey
+from meshagent.node.collector import ease_collector
 
 __all__ = ["features"]
 
@@ -161,8 +161,7 @@ async def _opened(
     async with meshagent.join(
         role=role, dir=project, listen="127.0.0.1", discovery="none", peers=peers
     ) as node:
-        gc.collect()
-        gc.freeze()  # as `meshagent join` does, and as an embedding program may
+        ease_collector()  # as `meshagent join` does, and as an embedding program may
         yield {"agent": node.agent, "address": node.addresses[0]}, Agent(node).verbs()
 
 

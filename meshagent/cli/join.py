@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -87,6 +86,7 @@ async def _run(
     mesh: Any, options: Any, common: Common, ready_fd: int | None, until_idle: float | None
 ) -> None:
     from meshagent.cli.live import choose_view
+    from meshagent.node.collector import ease_collector
     from meshagent.node.wiring import open_node
 
     async with open_node(mesh, options) as node:
@@ -97,8 +97,7 @@ async def _run(
             node.log.addHandler(logging.StreamHandler(sys.stderr))
         if until_idle is not None:
             node.end_when_idle(until_idle)
-        gc.collect()
-        gc.freeze()  # what is here now stays: no need to look through it again and again
+        ease_collector()
         await _show(node, choose_view(node, common, ready_fd))
     if not common.json:
         notice(f"{node.driver.agent} has left.", common.quiet)
