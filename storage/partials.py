@@ -1,7 +1,7 @@
 """A blob that is being received: its data, and a journal of the chunks that came whole.
 
     partial/<hex>.<size>.data      as long as the blob will be: the space is reserved
-    partial/<hex>.<size>.journal   a header, then for each chunk its number and checksum
+    partial/<hex>.<size>.journal   a header, then for each chunk its number and the hash up to it
 
 The size is part of the name, so that an offer with a size that lies can't undo an honest transfer.
 Decides from where a transfer resumes. Never syncs before the end: after a power cut the journal may
@@ -17,7 +17,6 @@ import errno
 import hashlib
 import os
 import struct
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -39,9 +38,9 @@ CHUNK_BYTES = 256 * 1024
 PARTIALS_MAX = 1_000  # unfinished transfers of all agents of the mesh on this machine
 LOCK_ATTEMPTS_MAX = 20  # each time, another one finished between our opening and our locking
 
-_MAGIC = b"mesh blob partial 1\n"
+_MAGIC = b"mesh blob partial 2\n"
 _HEADER = struct.Struct(f">{len(_MAGIC)}s32sQI")  # magic, SHA-256, size, bytes of a chunk
-_RECORD = struct.Struct(">II")  # number and CRC-32 of a chunk
+_RECORD = struct.Struct(">I4s")  # number of a chunk, beginning of the SHA-256 of all up to its end
 
 Place = Callable[[Shelf, str], Path]
 """Gives a complete, synced file its name in the store."""
@@ -192,19 +191,23 @@ class Partial:
             record = os.pread(journal, _RECORD.size, _record_at(number))
             length = min(CHUNK_BYTES, self.size - self.received)
             chunk = os.pread(data, length, self.received) if len(record) == _RECORD.size else b""
-            if len(chunk) != length or record != _RECORD.pack(number, zlib.crc32(chunk)):
+            upto = self._hash.copy()
+            upto.update(chunk)
+            if len(chunk) != length or record != _RECORD.pack(number, upto.digest()[:4]):
                 break
-            self._hash.update(chunk)
+            self._hash = upto
             self.received += length
         os.ftruncate(journal, _record_at(-(-self.received // CHUNK_BYTES)))
 
     def _write_chunk(self, chunk: memoryview) -> None:
         data, journal = self._descriptors()
         number = self.received // CHUNK_BYTES
+        upto = self._hash.copy()
+        upto.update(chunk)
         with mapped_to_disk_full(self._path, "write", len(chunk)):
             _write_all(data, chunk, self.received)
-            _write_all(journal, _RECORD.pack(number, zlib.crc32(chunk)), _record_at(number))
-        self._hash.update(chunk)
+            _write_all(journal, _RECORD.pack(number, upto.digest()[:4]), _record_at(number))
+        self._hash = upto
         self.received += len(chunk)
         if self._writeback is not None:
             self._writeback.wrote(self.received)
