@@ -12,21 +12,22 @@ from dataclasses import dataclass
 
 __all__ = ["LocalHealth", "backoff_s", "gossip_transmits", "suspicion_s"]
 
+AGREED_CUT = 0.25  # a machine that compiles is silent for two seconds: with more it is buried
 REFERENCE_MEMBERS = 50  # up to here the suspicion time does not grow: the LAN promise is 5 s
 
 
 def suspicion_s(members: int, agreeing: int, needed: int, longest_s: float) -> float:
     """How long a suspect has to answer, from the first accusation on.
 
-    It starts at `longest_s` and falls to half of it, logarithmically, as `agreeing` further
-    members come to the same view, `needed` of them being enough. Beyond 50 members it grows with
-    the logarithm of the mesh, since word takes longer to travel.
+    It starts at `longest_s` and falls to three quarters of it, logarithmically, as `agreeing`
+    further members come to the same view, `needed` of them being enough. Beyond 50 members it
+    grows with the logarithm of the mesh, since word takes longer to travel.
     """
     longest = longest_s * max(1.0, math.log10(max(members, 1)) / math.log10(REFERENCE_MEMBERS))
     if needed <= 0:
         return longest
     agreed = min(agreeing, needed)
-    return longest - (longest / 2) * math.log(agreed + 1) / math.log(needed + 1)
+    return longest - longest * AGREED_CUT * math.log(agreed + 1) / math.log(needed + 1)
 
 
 def gossip_transmits(members: int, multiplier: int) -> int:

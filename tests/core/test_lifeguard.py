@@ -14,16 +14,16 @@ from meshagent.core.lifeguard import LocalHealth, backoff_s, gossip_transmits, s
     [
         (2, 0, 0, 3.0),  # nobody else could agree: the full time
         (3, 0, 1, 3.0),
-        (3, 1, 1, 1.5),  # all that could agree do: half
+        (3, 1, 1, 2.25),  # all that could agree do: three quarters
         (10, 0, 3, 3.0),
-        (10, 1, 3, 2.25),  # logarithmic: the first to agree counts most
-        (10, 2, 3, 1.8112781),
-        (10, 3, 3, 1.5),
-        (10, 9, 3, 1.5),  # never below half, whoever joins in
+        (10, 1, 3, 2.625),  # logarithmic: the first to agree counts most
+        (10, 2, 3, 2.4056391),
+        (10, 3, 3, 2.25),
+        (10, 9, 3, 2.25),  # never below that, whoever joins in
         (50, 0, 3, 3.0),  # up to here the LAN promise holds
         (51, 0, 3, 3.0151860),
         (500, 0, 3, 4.7657757),  # beyond, word takes longer to travel
-        (500, 3, 3, 2.3828879),
+        (500, 3, 3, 3.5743318),
         (2500, 0, 3, 6.0),
         (1, 0, 0, 3.0),
         (0, 0, 0, 3.0),

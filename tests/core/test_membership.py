@@ -255,7 +255,7 @@ def test_suspicion_ends_sooner_when_others_agree() -> None:
 
     alone, agreed = gone_after([BEN]), gone_after([BEN, CAT, STRANGER])
     assert alone == pytest.approx(LAN.suspicion_s)
-    assert LAN.suspicion_s / 2 <= agreed < alone
+    assert LAN.suspicion_s * 0.75 <= agreed < alone
 
 
 # -- ourselves ------------------------------------------------------------------------------------
