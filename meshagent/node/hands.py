@@ -14,9 +14,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from meshagent.errors import StorageError
+
 __all__ = ["Hands"]
 
 T = TypeVar("T")
+
+OVER = "The node ended before this was done."
 
 Then = Callable[[Any, Exception | None], None]
 
@@ -30,6 +34,7 @@ class Hands:
         self._done: list[tuple[Then, Any, Exception | None]] = []
         self._lock = threading.Lock()
         self._closed = False
+        self._asked: set[asyncio.Future[Any]] = set()
         self._ended: asyncio.Future[None]
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -39,8 +44,12 @@ class Hands:
         self._jobs.put((work, then))
 
     async def ask(self, work: Callable[[], T]) -> T:
-        """Do `work` there, and wait for what it returns or raises."""
+        """Do `work` there, and wait for what it returns or raises; StorageError when it is over."""
+        if self._closed:
+            raise StorageError(OVER)
         future: asyncio.Future[T] = self._loop.create_future()
+        self._asked.add(future)
+        future.add_done_callback(self._asked.discard)
 
         def then(result: T, error: Exception | None) -> None:
             if future.done():
@@ -54,12 +63,17 @@ class Hands:
         return await future
 
     async def close(self) -> None:
-        """Finish what waits, tell nothing more, and end the thread."""
+        """Finish what waits, tell nothing more, and end the thread; who still asks hears of it."""
+        if self._closed:
+            return
         self._closed = True
         self._ended = self._loop.create_future()
         self._jobs.put(None)
         await asyncio.shield(self._ended)
         self._thread.join()  # it has said its last word: nothing is left but to return
+        for asked in list(self._asked):
+            if not asked.done():
+                asked.set_exception(StorageError(OVER))
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from meshagent.errors import StorageError
 from meshagent.node.hands import Hands
 
 
@@ -113,3 +114,20 @@ def test_what_waits_at_the_end_is_done_and_not_told() -> None:
     asyncio.run(run())
     assert done == list(range(100))
     assert told == []
+
+
+def test_who_asks_when_it_ends_or_later_is_told_and_waits_for_nothing() -> None:
+    async def script(hands: Hands) -> None:
+        gate = threading.Event()
+        asked = asyncio.create_task(hands.ask(gate.wait))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(hands.close())
+        await asyncio.sleep(0)
+        gate.set()
+        with pytest.raises(StorageError, match="ended"):
+            await asked
+        await closing
+        with pytest.raises(StorageError, match="ended"):
+            await hands.ask(int)
+
+    assert with_hands(script) == []
