@@ -456,11 +456,6 @@ class Driver:
         for peer in {entry.peer for entry in entries}:
             await self.post.withdrawn(AgentId(peer))
 
-    def pending(self) -> int:
-        """How many messages of ours have not ended."""
-        delivery = self._mesh.delivery if self._mesh is not None else None
-        return delivery.pending if delivery is not None else 0
-
     def outbox_counts(self) -> dict[str, int]:
         """How many messages wait here, and how many are on the wire without an answer."""
         delivery = self._mesh.delivery if self._mesh is not None else None
