@@ -62,11 +62,8 @@ class Monitor:
     def drain(self, happened: Callable[[int, int], None]) -> None:
         """Tell every waiting event and its value; the number is bounded by RCVHWM per turn."""
         recv = self.socket.recv
-        while not self.socket.closed:
-            try:
-                frame = recv(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+        while not self.socket.closed and self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            frame = recv(zmq.NOBLOCK, copy=False)
             event, value = _EVENT.unpack(frame.bytes)
             while frame.more:
                 frame = recv(zmq.NOBLOCK, copy=False)

@@ -117,7 +117,7 @@ class ZmqTransport:
         self._reader = FrameReader(self._router, limits, routed=True)
         self._frames = Drain(self._loop, self._router, self._take_inbound)
         self._drains.append(self._frames)
-        self._drains.append(Drain(self._loop, self._monitor.socket, self._take_inbound))
+        self._drains.append(Drain(self._loop, self._monitor.socket, self._take_arrivals))
 
     def addresses(self) -> tuple[str, ...]:
         """Where others may dial us now: interfaces come and go, so ask again."""
@@ -178,12 +178,12 @@ class ZmqTransport:
         self._check_frame(parts)
         if isinstance(entry, Inbound):
             sent = _send(self._router, (entry.route, *parts))
-            self._frames.poke()
+            self._frames.look()
             return sent
         if entry is None or entry.line is None or not entry.opened or entry.end:
             return False
         sent = _send(entry.line.dealer, parts)
-        entry.line.drains[0].poke()
+        entry.line.drains[0].look()
         return sent
 
     def close_link(self, link: LinkId) -> None:
@@ -289,10 +289,10 @@ class ZmqTransport:
             raise
         line = Line(dealer, monitor, FrameReader(dealer, limits, routed=False))
 
-        def take() -> bool:
-            return self._take_dialled(entry, line)
-
-        line.drains = [Drain(self._loop, source, take) for source in (dealer, monitor.socket)]
+        line.drains = [
+            Drain(self._loop, dealer, lambda: self._take_dialled(entry, line)),
+            Drain(self._loop, monitor.socket, lambda: self._take_events(entry, line)),
+        ]
         try:
             dealer.connect(f"tcp://{addresses.format_address(host, port)}")
         except zmq.ZMQError:
@@ -300,12 +300,19 @@ class ZmqTransport:
             raise
         return line
 
-    def _take_dialled(self, entry: Dialled, line: Line) -> bool:
+    def _read_events(self, entry: Dialled, line: Line) -> None:
         def happened(event: int, value: int) -> None:
             if entry.line is line and not entry.end:
                 self._dialled_event(entry, event)
 
         line.monitor.drain(happened)
+
+    def _take_events(self, entry: Dialled, line: Line) -> bool:
+        """What the monitor has, and then every frame that came before an end of which it tells."""
+        self._read_events(entry, line)
+        return entry.line is line and bool(entry.end) and self._take_dialled(entry, line)
+
+    def _take_dialled(self, entry: Dialled, line: Line) -> bool:
         frames, size = self._limits.turn_frames_max, self._limits.turn_bytes_max
         while entry.line is line and frames > 0 and size > 0:
             received = line.reader.read()
@@ -314,7 +321,7 @@ class ZmqTransport:
                     self._dialled_ended(entry, line)
                 return line.reader.skipping
             if not entry.opened:  # the frame overtook the event, which libzmq made before it
-                line.monitor.drain(happened)
+                self._read_events(entry, line)
             if entry.line is line:
                 self._received(entry, received)
             frames, size = frames - 1, size - received.size
@@ -337,8 +344,12 @@ class ZmqTransport:
 
     # Inbound links
 
-    def _take_inbound(self) -> bool:
+    def _take_arrivals(self) -> bool:
+        """What the monitor has, and then every frame that came before the ends it tells of."""
         self._read_monitor()
+        return self._take_inbound()
+
+    def _take_inbound(self) -> bool:
         frames, size = self._limits.turn_frames_max, self._limits.turn_bytes_max
         while self._running and frames > 0 and size > 0:
             received = self._reader.read()
