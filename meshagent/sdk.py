@@ -92,8 +92,9 @@ class Node:
         recipients = self._mailroom.recipients(to)
         if len(recipients) != 1:
             raise UsageError(f"{to!r} means {len(recipients)} agents.", hint="Use send_all.")
-        (receipt,) = await self._send(
-            recipients[0], text, data, kind, thread, reply_to, ttl, attach, progress
+        enclosed = await self._enclose(attach, progress) if attach else ()
+        (receipt,) = await self._mailroom.send(
+            recipients, (text,), data, kind, thread, reply_to, ttl, enclosed
         )
         return receipt
 
@@ -111,25 +112,23 @@ class Node:
         progress: Callable[[int, int | None], None] | None = None,
     ) -> list[Receipt]:
         """Send to everyone that `to` means: `@role`, `@all`, or any form that `send` takes."""
-        return await self._send(to, text, data, kind, thread, reply_to, ttl, attach, progress)
+        recipients = self._mailroom.recipients(to)
+        enclosed = await self._enclose(attach, progress)
+        return await self._mailroom.send(
+            recipients, (text,), data, kind, thread, reply_to, ttl, enclosed
+        )
 
-    async def _send(
-        self, to: str, text: str, data: Any, kind: str, thread: str, reply_to: str,
-        ttl: float | None, attach: Iterable[Attachable], progress: Any,
-    ) -> list[Receipt]:  # fmt: skip
-        enclose = self._mailroom.porter.enclose
-        receipts: list[Receipt] = await self._mailroom.send(
-            to, text, data=data, kind=kind, thread=thread, reply_to=reply_to, ttl_s=ttl,
-            attach=[await enclose(each, progress) for each in attach],
-        )  # fmt: skip
-        return receipts
+    async def _enclose(
+        self, attach: Iterable[Attachable], progress: Callable[[int, int | None], None] | None
+    ) -> list[tuple[str, str]]:
+        return [await self._mailroom.porter.enclose(each, progress) for each in attach]
 
     async def send_many(
         self, to: str, texts: Iterable[str], *, kind: str = "text", ttl: float | None = None
     ) -> list[Receipt]:
         """Send many texts at once, in order: one commit, and all of them are durable or none."""
-        receipts: list[Receipt] = await self._mailroom.send(to, *texts, kind=kind, ttl_s=ttl)
-        return receipts
+        recipients = self._mailroom.recipients(to)
+        return await self._mailroom.send(recipients, list(texts), kind=kind, ttl_s=ttl)
 
     async def inbox(self) -> AsyncIterator[Letter]:
         """Every message that is not done yet, in order, then each as it comes, until the node ends.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshagent.core.ports import (
     Arrived,
+    Delivered,
     InEntry,
     InRow,
     InState,
@@ -50,6 +51,7 @@ from meshagent.storage.sealing import (
     OUT_WAITING,
     REPLACES_BELOW,
     advanced,
+    delivered_mark,
     in_mark,
     in_values,
     out_mark,
@@ -87,6 +89,15 @@ _ADVANCE_PENDING = (
     "changed_ms = new.column3, reason = new.column4, mark = new.column5 FROM ({rows}) AS new "
     "WHERE peer = new.column7 AND seq = new.column9 AND outbox.settled = 0 AND id = new.column6 "
     "AND outbox.state < new.column8"
+)
+_DELIVER = (
+    "UPDATE outbox INDEXED BY outbox_pending "  # noqa: S608
+    f"SET state = {OUT_DELIVERED}, settled = 1, changed_ms = ?4, reason = '', mark = ?5 "
+    f"WHERE peer = ?1 AND seq BETWEEN ?2 AND ?3 AND settled = 0 AND state < {OUT_DELIVERED}"
+)
+_SETTLE_RANGE = (
+    "UPDATE outbox INDEXED BY outbox_pending SET settled = 1, mark = settled(CAST(mark AS BLOB), "
+    "id, state, changed_ms, reason) WHERE peer = ?1 AND seq BETWEEN ?2 AND ?3 AND settled = 0"
 )
 _ADVANCE_RECEIPT = (
     "UPDATE outbox SET mark = advanced(CAST(mark AS BLOB), id, state, settled, changed_ms, reason, "
@@ -159,7 +170,7 @@ class MailTables:
     def write(self, connection: apsw.Connection, rows: Sequence[Row]) -> None:
         """Rows of one kind go together; kinds whose order means nothing pass each other."""
         new_out: list[OutRow] = []
-        out_news: list[OutState | Receipt] = []
+        out_news: list[OutState | Delivered | Receipt] = []
         new_in: list[InRow] = []
         in_news: list[InState] = []
         held_news: list[Arrived | TurnedAway] = []
@@ -168,7 +179,7 @@ class MailTables:
             match row:
                 case OutRow():
                     new_out.append(row)
-                case OutState() | Receipt():
+                case OutState() | Delivered() | Receipt():
                     out_news.append(row)
                 case InRow():
                     new_in.append(row)
@@ -198,14 +209,17 @@ class MailTables:
         self,
         connection: apsw.Connection,
         new: Sequence[OutRow],
-        news: Sequence[OutState | Receipt],
+        news: Sequence[OutState | Delivered | Receipt],
     ) -> None:
         if new:
             self._write_streams(connection, new)
             write_rows(connection, _PUT_OUT, map(out_values, new))
             note_sent(connection, [row for row in new if row.blobs])
         for (kind, withdrawn), rows in groupby(news, _kind_of_news):
-            if kind is Receipt:
+            if kind is Delivered:
+                for row in rows:
+                    self._deliver(connection, row)  # type: ignore[arg-type]
+            elif kind is Receipt:
                 connection.executemany(_ADVANCE_RECEIPT, map(_receipt, rows))  # type: ignore[arg-type]
             elif withdrawn:
                 for row in rows:
@@ -245,6 +259,14 @@ class MailTables:
             connection.executemany(
                 _SETTLE_OUT, [(row.id, row.peer, REPLACES_BELOW[row.state]) for row in settling]
             )
+
+    def _deliver(self, connection: apsw.Connection, row: Delivered) -> None:
+        before = connection.total_changes()
+        bounds = (row.peer, row.first, row.last)
+        connection.execute(_DELIVER, (*bounds, row.at_ms, delivered_mark(row.at_ms)))
+        if connection.total_changes() - before < row.last + 1 - row.first:
+            # A receipt came before the answer: the state stays, and the number is settled.
+            connection.execute(_SETTLE_RANGE, bounds)
 
     def _withdraw(self, connection: apsw.Connection, row: OutState) -> None:
         """The first word takes the message back; the second says that the recipient knows."""
@@ -404,7 +426,9 @@ class MailTables:
             quarantine(self._database, table, damaged)
 
 
-def _kind_of_news(row: OutState | Receipt) -> tuple[type, bool]:
+def _kind_of_news(row: OutState | Delivered | Receipt) -> tuple[type, bool]:
+    if isinstance(row, Delivered):
+        return Delivered, False
     code = OUT_CODES[row.state]
     return type(row), OUT_WAITING <= code < OUT_DELIVERED
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from meshagent.core.ports import InEntry, LogEntry, MailStart, NewEpoch, OutEntry, PeerRow, Row
-from meshagent.errors import StorageError
+from meshagent.errors import MeshError, StorageError
 from meshagent.storage.files import write_private
 from meshagent.storage.mail import EPOCH_BYTES
 from meshagent.storage.memory_mail import MemoryMail
@@ -49,6 +49,7 @@ class MemoryStore:
         self._held = False
         self._unsynced: deque[tuple[_Write, asyncio.Future[Any]]] = deque()
         self._failures: deque[Exception] = deque()
+        self._begun: set[asyncio.Task[None]] = set()
 
     @property
     def waiting(self) -> int:
@@ -102,6 +103,19 @@ class MemoryStore:
 
         if rows or not self._open:
             await self._write(write)
+
+    def begin(self, rows: Sequence[Row], then: Callable[[MeshError | None], None]) -> None:
+        """As `commit`, for who does not wait."""
+        task = asyncio.get_running_loop().create_task(self.commit(rows))
+        self._begun.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._begun.discard(task)
+            error = None if task.cancelled() else task.exception()
+            assert error is None or isinstance(error, MeshError), error
+            then(error)
+
+        task.add_done_callback(done)
 
     async def next_run(self, at_least: int = 0) -> int:
         """A number larger than any returned before, and at least `at_least`."""

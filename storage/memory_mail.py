@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from meshagent.core.ports import (
     Arrived,
+    Delivered,
     InEntry,
     InRow,
     InState,
@@ -78,6 +79,10 @@ class MemoryMail:
                 self._accept(row)
             case OutState():
                 self._advance(row)
+            case Delivered(peer, first, last, at_ms):
+                for each in self.pending(peer, first, last + 1 - first):
+                    if each.seq <= last:
+                        self._advance(OutState(peer, each.seq, each.id, "delivered", "", at_ms))
             case Receipt(peer, ident, state, at_ms, reason):
                 known = self.out.get(ident)
                 if known is not None and known.peer == peer and _further(known, state):

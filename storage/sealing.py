@@ -30,6 +30,7 @@ __all__ = [
     "OUT_WAITING",
     "REPLACES_BELOW",
     "advanced",
+    "delivered_mark",
     "in_mark",
     "in_values",
     "opening",
@@ -104,7 +105,14 @@ def out_mark(ident: str, state: int, settled: int, changed_ms: int, reason: str)
     """The mark of a message of ours in this state."""
     if not (state or settled or changed_ms or reason):
         return b""
+    if state == OUT_DELIVERED and settled and not reason:
+        return delivered_mark(changed_ms)
     return _seal(f"{len(ident)}:{ident}{state}:{settled}:{changed_ms}:{reason}")
+
+
+def delivered_mark(changed_ms: int) -> bytes:
+    """The mark of all messages of which one answer said that they have arrived."""
+    return _seal(f"delivered {changed_ms}")
 
 
 def in_mark(ident: str, state: int, failures: int, changed_ms: int) -> bytes:

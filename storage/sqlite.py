@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,13 +28,15 @@ from meshagent.core.ports import (
     PeerRow,
     Row,
 )
-from meshagent.errors import CorruptFile, LimitReached, StorageError
+from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
 from meshagent.storage.attached import blobs, names_blob
 from meshagent.storage.backup import Snapshot, restore_database
 from meshagent.storage.database import Database
 from meshagent.storage.texts import DIRECTIONS, LogPage, Wanted, match_query
 
 __all__ = ["SqliteStore"]
+
+log = logging.getLogger(__name__)
 
 PENDING_JOBS_MAX = 4_096  # more waiters than one node has sessions and links together
 GROUP_JOBS_MAX = 512  # per transaction: keeps its latency and the log's growth in bounds
@@ -43,22 +46,25 @@ GROUP_BYTES_MAX = 4 * 1024 * 1024  # of messages per transaction, beyond its fir
 T = TypeVar("T")
 
 
+Then = Callable[[Any, Exception | None], None]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Commit:
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     size: int
-    future: asyncio.Future[Any]
+    then: Then
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
     run: Callable[[Database], Any]
-    future: asyncio.Future[Any]
+    then: Then
     last: bool = False
 
 
 _Job = _Commit | _Call
-_Outcome = tuple[asyncio.Future[Any], Any, BaseException | None]
+_Outcome = tuple[Then, Any, Exception | None]
 
 
 class SqliteStore:
@@ -73,7 +79,7 @@ class SqliteStore:
         assert self._worker is None, "opened twice"
         worker = _Worker(self.path)
         try:
-            await worker.submit(_Call(Database.open, worker.new_future()))
+            await worker.call(Database.open)
         except Exception:
             await worker.stop()
             raise
@@ -86,8 +92,20 @@ class SqliteStore:
         """All rows in one transaction, durable on return."""
         worker = self._working()
         if rows:
-            size = sum(len(row.body) for row in rows if isinstance(row, OutRow | InRow))
-            await worker.submit(_Commit(tuple(rows), size, worker.new_future()))
+            future = worker.new_future()
+            worker.submit(_Commit(rows, _size(rows), partial(_tell, future)))
+            await future
+
+    def begin(self, rows: Sequence[Row], then: Callable[[MeshError | None], None]) -> None:
+        """As `commit`, for who does not wait: `then` is called, later, with why it failed."""
+
+        def told(_: None, error: Exception | None) -> None:
+            then(error if error is None or isinstance(error, MeshError) else _broken(error))
+
+        try:
+            self._working().submit(_Commit(rows, _size(rows), told))
+        except MeshError as error:
+            asyncio.get_running_loop().call_soon(then, error)
 
     async def next_run(self, at_least: int = 0) -> int:
         """A number larger than any returned before, and at least `at_least`."""
@@ -232,9 +250,7 @@ class SqliteStore:
             await worker.stop()
 
     async def _call(self, run: Callable[[Database], T]) -> T:
-        worker = self._working()
-        result: T = await worker.submit(_Call(run, worker.new_future()))
-        return result
+        return await self._working().call(run)
 
     def _working(self) -> _Worker:
         if self._worker is None:
@@ -256,7 +272,12 @@ class _Worker:
     def new_future(self) -> asyncio.Future[Any]:
         return self._loop.create_future()
 
-    async def submit(self, job: _Job) -> Any:
+    async def call(self, run: Callable[[Database], T]) -> T:
+        future: asyncio.Future[T] = self._loop.create_future()
+        self.submit(_Call(run, partial(_tell, future)))
+        return await future
+
+    def submit(self, job: _Job) -> None:
         if self._jobs.qsize() >= PENDING_JOBS_MAX:
             raise LimitReached(
                 f"{PENDING_JOBS_MAX} writes wait for the disk already.",
@@ -264,18 +285,15 @@ class _Worker:
                 limit=PENDING_JOBS_MAX,
             )
         self._jobs.put(job)
-        return await job.future
 
     def post(self, run: Callable[[Database], Any]) -> None:
         """Do this after what waits; nobody waits for it."""
-        future = self.new_future()
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._jobs.put(_Call(run, future))
+        self._jobs.put(_Call(run, lambda result, error: None))
 
     def ask_to_stop(self) -> asyncio.Future[Any]:
         """End the thread after what waits; the future tells when."""
         future = self.new_future()
-        self._jobs.put(_Call(Database.close, future, last=True))
+        self._jobs.put(_Call(Database.close, partial(_tell, future), last=True))
         return future
 
     async def stop(self) -> None:
@@ -344,9 +362,9 @@ def _run(database: Database, group: Sequence[_Job]) -> list[_Outcome]:
         result = _perform(database, group)
     except Exception as error:
         if len(group) == 1:
-            return [(group[0].future, None, error)]
+            return [(group[0].then, None, error)]
         return [outcome for job in group for outcome in _run(database, [job])]
-    return [(job.future, result, None) for job in group]
+    return [(job.then, result, None) for job in group]
 
 
 def _perform(database: Database, group: Sequence[_Job]) -> Any:
@@ -358,10 +376,27 @@ def _perform(database: Database, group: Sequence[_Job]) -> Any:
 
 
 def _resolve(outcomes: Sequence[_Outcome]) -> None:
-    for future, result, error in outcomes:
-        if future.done():  # its waiter was cancelled
-            continue
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+    for then, result, error in outcomes:
+        try:
+            then(result, error)
+        except Exception as fault:  # one that is told badly must not leave others untold
+            about = {"message": "what came of a write was not taken", "exception": fault}
+            asyncio.get_running_loop().call_exception_handler(about)
+
+
+def _tell(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if future.done():  # its waiter was cancelled
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def _broken(error: Exception) -> MeshError:
+    log.error("the store failed", exc_info=error)
+    return StorageError(f"The store failed: {error!r}.", hint="Run 'meshagent doctor'.")
+
+
+def _size(rows: Sequence[Row]) -> int:
+    return sum(len(row.body) for row in rows if isinstance(row, OutRow | InRow))

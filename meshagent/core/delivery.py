@@ -21,9 +21,9 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from meshagent.core.effects import (
-    Accepted,
     Collect,
     CountUnread,
     Deliver,
@@ -51,7 +51,6 @@ from meshagent.core.messages import (
     Message,
     MessageIds,
     MessageState,
-    body_hash,
     is_id,
     pack_body,
     parse_body,
@@ -61,11 +60,13 @@ from meshagent.core.outgoing import WITHDRAWN, Item, SendStream
 from meshagent.core.parcels import Ended, Parcels
 from meshagent.core.ports import (
     Arrived,
+    Delivered,
     InRow,
     NewEpoch,
     OutRow,
     OutState,
     Receipt,
+    Row,
     StreamStart,
     TurnedAway,
     Watermark,
@@ -150,6 +151,22 @@ class Arrival:
         return self.spooled and any(not self.is_late(parse_body(body)) for body in bodies)
 
 
+@dataclass(slots=True)
+class News:
+    """What one frame of mail brought."""
+
+    rows: list[Row] = field(default_factory=list)
+    came: list[Message] = field(default_factory=list)
+    other: list[Effect] = field(default_factory=list)
+
+    def effects(self, peer: AgentId) -> list[Effect]:
+        """Rows first, as in every turn."""
+        effects: list[Effect] = [Persist(self.rows)] if self.rows else []
+        if self.came:
+            effects.append(Deliver(peer, self.came))
+        return effects + self.other
+
+
 class Delivery:
     """The delivery engine of one agent."""
 
@@ -219,7 +236,7 @@ class Delivery:
         return stream.epoch, stream.told_floor
 
     def accept(self, peer: AgentId, message: Message) -> list[Effect]:
-        """Take responsibility for a message; it counts once `Accepted` is performed."""
+        """Take responsibility for a message; it counts once the effects are performed."""
         return self.accept_all([(peer, message)])
 
     def accept_all(self, outgoing: Sequence[tuple[AgentId, Message]]) -> list[Effect]:
@@ -233,23 +250,17 @@ class Delivery:
 
     def _accept_all(self, outgoing: Sequence[tuple[AgentId, Message]]) -> list[Effect]:
         bodies = [pack_body(message) for _, message in outgoing]
-        effects: list[Effect] = []
+        rows: list[Row] = []
         last: dict[AgentId, int] = {}
         for (peer, message), body in zip(outgoing, bodies, strict=True):
             stream = self._peer(peer).out
             seq, ident, expires_ms = stream.next_seq, message.id, message.expires_ms
-            blobs = _blobs(message)
-            stream.add(
-                Item(
-                    seq, ident, body, body_hash(body), expires_ms, MessageState.QUEUED, bool(blobs)
-                )
-            )
-            row = OutRow(peer, stream.epoch, seq, ident, body, expires_ms, blobs)
-            effects.append(Persist(row))
-            effects.append(Accepted(peer, ident))
+            blobs = _blobs(message) if message.attachments else ()
+            stream.add(Item(seq, ident, body, expires_ms, MessageState.QUEUED, bool(blobs)))
+            rows.append(OutRow(peer, stream.epoch, seq, ident, body, expires_ms, blobs))
             last[peer] = seq
         self._pending += len(outgoing)
-        return effects + [Flush(peer, seq) for peer, seq in last.items()]
+        return [Persist(rows), *(Flush(peer, seq) for peer, seq in last.items())]
 
     def withdraw(
         self, peer: AgentId, seq: int, ident: str, state: MessageState, now_ms: int
@@ -267,8 +278,8 @@ class Delivery:
         if len(self._withdrawn) > WITHDRAWN_KEPT_MAX:
             del self._withdrawn[next(iter(self._withdrawn))]
         return [
-            Persist(OutState(peer, seq, ident, state, "", now_ms)),
-            ReceiptChanged(peer, ident, state, ""),
+            Persist([OutState(peer, seq, ident, state, "", now_ms)]),
+            ReceiptChanged(peer, [ident], state, ""),
         ]
 
     def inbox_shrank(self, by: int, now: float) -> list[Effect]:
@@ -360,12 +371,13 @@ class Delivery:
                 stream.answer_due = None
             self._timers.set(peer, stream.due)
 
-    def noted(self, rows: Iterable[OutState]) -> None:
+    def noted(self, rows: Iterable[OutState | Delivered]) -> None:
         """The driver says that these are on disk."""
         for row in rows:
             known = self._peers.get(AgentId(row.peer))
-            if known is not None and known.out.noted < row.seq < known.out.floor:
-                known.out.noted = row.seq
+            seq = row.last if isinstance(row, Delivered) else row.seq
+            if known is not None and known.out.noted < seq < known.out.floor:
+                known.out.noted = seq
 
     def flush(self, peer: AgentId, upto: int, now: float) -> list[Effect]:
         """The driver says that all up to this number are durable."""
@@ -379,7 +391,7 @@ class Delivery:
         known = self._peer(peer)
         for item in items:
             if item.id in self._withdrawn and item.state not in WITHDRAWN:
-                item.body, item.state = None, self._withdrawn[item.id]
+                item.withdraw(self._withdrawn[item.id])
         fresh = known.out.take_loaded(items)
         proving, known.proving = known.proving, False
         effects = self._apply_answer(known, peer, fresh, now, now_ms)
@@ -404,8 +416,9 @@ class Delivery:
         elif stream.busy_until <= now and not self._peers[peer].unproven:
             while (frame := stream.next_frame()) is not None:
                 effects.append(Send(peer, frame))
-            sent, stream.first_sent = stream.first_sent, []
-            effects += [ReceiptChanged(peer, ident, MessageState.SENT, "") for ident in sent]
+            if stream.first_sent:
+                effects.append(ReceiptChanged(peer, stream.first_sent, MessageState.SENT, ""))
+                stream.first_sent = []
             if stream.on_wire and stream.answer_due is None:
                 pause = max(self._config.answer_s, self._pause(stream, self._config.answer_s))
                 stream.answer_due = now + pause
@@ -489,25 +502,13 @@ class Delivery:
         if strange:
             return effects + self._start_over(known, now)
         waiting = stream.waiting
-        for item in stream.settle(min(ack.upto, stream.loaded)):
-            why = exceptions.get(item.seq)
-            why = why and one_line(why)
-            state = MessageState.DELIVERED if why is None else MessageState.REFUSED
-            if why == "":
-                state = item.state
-            taken = item.attached and why is None
-            if taken:
-                state = MessageState.SENT  # how it ends, its recipient says later
-                self.taken.add((peer, item.id))
-            if item.state in WITHDRAWN:
-                self._withdrawn.pop(item.id, None)
-                self._withdrawn_count = max(0, self._withdrawn_count - 1)
-            # A crash that forgets it makes us ask again, and the answer is the same; but one that
-            # can expire would be called so until then.
-            row = OutState(peer, item.seq, item.id, state, why or "", now_ms, taken)
-            effects.append(Note(row, urgent=item.expires_ms > 0))
-            if not taken:
-                effects.append(ReceiptChanged(peer, item.id, state, why or ""))
+        settled = stream.settle(min(ack.upto, stream.loaded))
+        for plain, items in groupby(settled, lambda item: _is_plain(item, exceptions)):
+            if plain:
+                effects += _arrived(peer, list(items), now_ms)
+            else:
+                for item in items:
+                    effects += self._settle_one(peer, item, exceptions.get(item.seq), now_ms)
         self._pending -= waiting - stream.waiting
         if effects:
             stream.failures = 0
@@ -515,6 +516,24 @@ class Delivery:
         if stream.floor > ack.upto:
             known.answer = None
         return effects
+
+    def _settle_one(self, peer: AgentId, item: Item, why: str | None, now_ms: int) -> list[Effect]:
+        why = why and one_line(why)
+        state = MessageState.DELIVERED if why is None else MessageState.REFUSED
+        if why == "":
+            state = item.state
+        taken = item.attached and why is None
+        if taken:
+            state = MessageState.SENT  # how it ends, its recipient says later
+            self.taken.add((peer, item.id))
+        if item.state in WITHDRAWN:
+            self._withdrawn.pop(item.id, None)
+            self._withdrawn_count = max(0, self._withdrawn_count - 1)
+        # A crash that forgets it makes us ask again, and the answer is the same; but one that
+        # can expire would be called so until then.
+        row = OutState(peer, item.seq, item.id, state, why or "", now_ms, taken)
+        note = Note([row], urgent=item.expires_ms > 0)
+        return [note] if taken else [note, ReceiptChanged(peer, [item.id], state, why or "")]
 
     def _never_withdrawn(self, item: Item, ack: MailAck, now: float, now_ms: int) -> bool:
         """Whether an answer that this is nothing must be about another message of that number.
@@ -546,7 +565,7 @@ class Delivery:
             return []  # the epoch is of this run, so only a lie can contradict it
         self._start_over_at = now
         self._epoch = self._rng.randbytes(EPOCH_BYTES)
-        effects: list[Effect] = [Persist(NewEpoch(self._epoch))]
+        effects: list[Effect] = [Persist([NewEpoch(self._epoch)])]
         for peer, known in self._peers.items():
             old = known.out
             known.out = SendStream(self._epoch, old.waiting + 1, 1)
@@ -585,68 +604,77 @@ class Delivery:
         arrival = Arrival(peer, mail.epoch, now_ms, spooled)
         if stream.distrusts(mail, spooled) or arrival.brings_back(stream.withdrawn_in(mail)):
             return self._answer(peer, mail.epoch)  # it names what we have: the sender starts over
-        effects: list[Effect] = []
         if mail.floor > stream.seq + 1:
             self.refused["mail of a lost database"] += 1
             stream.skip_to(mail.floor)
         stream.forget_below(mail.floor)
         mode = _GAP if mail.first > stream.seq + 1 else _WELL
-        before = stream.seq
+        before, news, busy = stream.seq, News(), list[Effect]()
         for seq, body in enumerate(mail.items, mail.first):
             if seq != stream.seq + 1:
                 continue
-            full = self._is_full() or len(stream.exceptions) >= MAIL_ITEMS_MAX
-            if full or (self._is_crowded(peer) and _names_files(body)):
+            if not self._has_room(stream) or not self._take_one(arrival, stream, seq, body, news):
                 mode = _BUSY
                 known.told_busy = True
-                effects += self._count_again()
+                busy = self._count_again()
                 break
-            effects += self._take_one(arrival, stream, seq, body)
         if stream.seq != before:
-            effects.append(Persist(self._watermark(peer, mail.epoch, stream)))
-        return effects + self._answer(peer, mail.epoch, mode)
+            news.rows.append(self._watermark(peer, mail.epoch, stream))
+        return news.effects(peer) + busy + self._answer(peer, mail.epoch, mode)
+
+    def _has_room(self, stream: ReceiveStream) -> bool:
+        return not self._is_full() and len(stream.exceptions) < MAIL_ITEMS_MAX
 
     def _take_one(
-        self, arrival: Arrival, stream: ReceiveStream, seq: int, body: bytes | None
-    ) -> list[Effect]:
-        stream.seq = seq
+        self, arrival: Arrival, stream: ReceiveStream, seq: int, body: bytes | None, news: News
+    ) -> bool:
+        """Whether it was taken; if not, it and all behind it have to wait."""
         if body is None:
-            stream.exceptions[seq] = ""
-            return []
-        before, stream.last = stream.last, body_hash(body)
+            stream.seq, stream.exceptions[seq] = seq, ""
+            return True
         try:
             message = parse_body(body)
+            if message.attachments and self._is_crowded(arrival.peer):
+                return False
             if arrival.is_late(message):
-                stream.exceptions[seq], stream.last = "", before
-                return []
+                stream.seq, stream.exceptions[seq] = seq, ""
+                return True
+            stream.seq, stream.unhashed = seq, body
             if message.kind == RECEIPT_KIND:
-                return self._take_receipt(arrival.peer, message, arrival.now_ms)
-            if message.attachments:
-                return self._hold(arrival, stream, seq, message, body)
+                self._take_receipt(arrival.peer, message, arrival.now_ms, news)
+            elif message.attachments:
+                self._hold(arrival, stream, message, body, news)
+            else:
+                self.unread += 1
+                self.inbox_changes += 1
+                self._sure = False  # the disk keeps it once, whatever epoch it comes under again
+                news.rows.append(
+                    InRow(arrival.peer, arrival.epoch, seq, message.id, body, arrival.now_ms)
+                )
+                news.came.append(message)
         except RemoteProtocolError as error:
             self.refused["malformed message"] += 1
+            stream.seq, stream.unhashed = seq, body
             stream.exceptions[seq] = error.message[:TEXT_CHARACTERS_MAX]
-            return []
-        self.unread += 1
-        self.inbox_changes += 1
-        self._sure = False  # the disk keeps it once, whatever epoch it comes under again
-        row = InRow(arrival.peer, arrival.epoch, seq, message.id, body, arrival.now_ms)
-        return [Persist(row), Deliver(arrival.peer, message)]
+        return True
 
     def _hold(
-        self, arrival: Arrival, stream: ReceiveStream, seq: int, message: Message, body: bytes
-    ) -> list[Effect]:
+        self, arrival: Arrival, stream: ReceiveStream, message: Message, body: bytes, news: News
+    ) -> None:
         """A message with attachments is kept, and handed out when it is complete."""
         why = self.parcels.limits.refusal(message.attachments)
         if why:
             self.refused["attachments beyond the limits"] += 1
-            stream.exceptions[seq] = why[:TEXT_CHARACTERS_MAX]
-            return []
+            stream.exceptions[stream.seq] = why[:TEXT_CHARACTERS_MAX]
+            return
         self.parcels.hold(arrival.peer, message, len(body))
-        row = InRow(
-            arrival.peer, arrival.epoch, seq, message.id, body, arrival.now_ms, _blobs(message)
-        )
-        return [Persist(row), Collect(arrival.peer, message)]
+        news.rows.append(
+            InRow(
+                arrival.peer, arrival.epoch, stream.seq, message.id, body, arrival.now_ms,
+                _blobs(message),
+            )
+        )  # fmt: skip
+        news.other.append(Collect(arrival.peer, message))
 
     def end(self, ended: Iterable[Ended], now_ms: int) -> list[Effect]:
         """Held messages have ended: handed out or dropped, and their senders told."""
@@ -656,10 +684,10 @@ class Delivery:
                 self.unread += 1
                 self.inbox_changes += 1
                 self._sure = False  # one that came twice arrives once
-                effects += [Persist(Arrived(sender, message.id)), Deliver(sender, message)]
+                effects += [Persist([Arrived(sender, message.id)]), Deliver(sender, [message])]
             else:
                 self.refused["attachments that can't be had"] += 1
-                effects.append(Persist(TurnedAway(sender, message.id)))
+                effects.append(Persist([TurnedAway(sender, message.id)]))
             data = {"id": message.id, "state": state.value, "reason": reason[:TEXT_CHARACTERS_MAX]}
             word = Message(self._ids.next(now_ms), RECEIPT_KIND, "", now_ms, data)
             effects += self._accept_all([(sender, word)])
@@ -672,7 +700,7 @@ class Delivery:
         self._counting = True
         return [CountUnread()]
 
-    def _take_receipt(self, peer: AgentId, message: Message, now_ms: int) -> list[Effect]:
+    def _take_receipt(self, peer: AgentId, message: Message, now_ms: int, news: News) -> None:
         match message.data:
             case {"id": str() as ident, "state": str() as state} if (
                 is_id(ident) and state in _RECIPIENT_SAYS
@@ -680,10 +708,9 @@ class Delivery:
                 reason = message.data.get("reason", "")
                 if reason == "" or is_id(reason):
                     self.taken.discard((peer, ident))
-                    return [
-                        Persist(Receipt(peer, ident, state, now_ms, reason)),
-                        ReceiptChanged(peer, ident, MessageState(state), reason),
-                    ]
+                    news.rows.append(Receipt(peer, ident, state, now_ms, reason))
+                    news.other.append(ReceiptChanged(peer, [ident], MessageState(state), reason))
+                    return
         raise RemoteProtocolError("A receipt names a message, how far it has come, and why.")
 
     def _answer(self, peer: AgentId, epoch: bytes, mode: int = 0) -> list[Effect]:
@@ -713,14 +740,24 @@ class Delivery:
         return known
 
 
-def _names_files(body: bytes | None) -> bool:
-    try:
-        return body is not None and bool(parse_body(body).attachments)
-    except RemoteProtocolError:
-        return False
+def _is_plain(item: Item, exceptions: dict[int, str]) -> bool:
+    """Whether an answer that covers it says all there is to say about it."""
+    return (
+        not item.attached
+        and not item.expires_ms
+        and item.seq not in exceptions
+        and item.state not in WITHDRAWN
+    )
+
+
+def _arrived(peer: AgentId, items: Sequence[Item], now_ms: int) -> list[Effect]:
+    """A crash that forgets it makes us ask again, and the answer is the same."""
+    ids = [item.id for item in items]
+    return [
+        Note([Delivered(peer, items[0].seq, items[-1].seq, now_ms)]),
+        ReceiptChanged(peer, ids, MessageState.DELIVERED, ""),
+    ]
 
 
 def _blobs(message: Message) -> tuple[bytes, ...]:
-    if not message.attachments:
-        return ()
     return tuple(dict.fromkeys(each.sha256 for each in message.attachments))

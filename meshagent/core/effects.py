@@ -4,18 +4,18 @@ The driver's contract, per turn: commit every Persist in one transaction, then D
 CloseLink in their order, then report the rest. So nothing leaves before what it rests on is
 durable. A Note is kept soon, and nothing waits for it.
 
-They are named tuples: every message makes several, and a frozen dataclass takes five times as long
-to make.
+What many messages bring at once stands in one effect. They are named tuples: a frozen dataclass
+takes five times as long to make.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from meshagent.core.frames import Frame
 from meshagent.core.messages import Message, MessageState
-from meshagent.core.ports import OutState, Row
+from meshagent.core.ports import Delivered, OutState, Row
 from meshagent.core.types import AgentId, LinkId, Peer
 
 __all__ = [
@@ -43,19 +43,19 @@ __all__ = [
 
 
 class Persist(NamedTuple):
-    """Make this row durable before anything else of this turn happens."""
+    """Make these rows durable before anything else of this turn happens."""
 
-    row: Row
+    rows: Sequence[Row]
 
 
 class Note(NamedTuple):
-    """Keep how a message ended before long: a crash that loses it loses only news.
+    """Keep how messages ended before long: a crash that loses it loses only news.
 
     It goes along with the next commit, before the rows that come later; then call `noted`. The rest
     of the turn does not wait for it, unless it is `urgent`.
     """
 
-    row: OutState
+    rows: Sequence[OutState | Delivered]
     urgent: bool = False
 
 
@@ -128,17 +128,17 @@ class CountUnread(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """This message of ours is durable: `send` may return."""
+    """All of this turn is durable: whoever handed it in may go on. No engine says this; whoever
+    performs the effects adds it, and knows what `who` is."""
 
-    peer: AgentId
-    id: str
+    who: Any
 
 
 class ReceiptChanged(NamedTuple):
-    """A message of ours has come further, or has ended."""
+    """Messages of ours have come further, or have ended."""
 
     peer: AgentId
-    id: str
+    ids: Sequence[str]
     state: MessageState
     reason: str
 
@@ -151,10 +151,10 @@ class Collect(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """A message is in the inbox, durably: tell who is waiting."""
+    """Messages are in the inbox, durably: tell who is waiting."""
 
     sender: AgentId
-    message: Message
+    messages: Sequence[Message]
 
 
 # -- blobs: each names the method of core/transfer.py that takes the answer -----------------------

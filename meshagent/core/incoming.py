@@ -28,12 +28,25 @@ class ReceiveStream:
     """What has come from one sender in one epoch; `last` is of the last that was not withdrawn."""
 
     seq: int = 0
-    last: bytes = NO_HASH
+    known: bytes = NO_HASH
     exceptions: dict[int, str] = field(default_factory=dict)
     doubted: bool = False
     """Its numbers mean other messages than before: nothing more is taken under them."""
     files_doubted: bool = False
     """The same, of what lies in the spool: a file of another day says nothing about the link."""
+    unhashed: bytes | None = None
+    """The last that came, as long as nobody asked for its hash."""
+
+    @property
+    def last(self) -> bytes:
+        """The hash of the last that came."""
+        if self.unhashed is not None:
+            self.known, self.unhashed = body_hash(self.unhashed), None
+        return self.known
+
+    def forget_last(self) -> None:
+        """Nobody can tell any more which message was the last."""
+        self.known, self.unhashed = NO_HASH, None
 
     @property
     def named(self) -> int:
@@ -46,14 +59,15 @@ class ReceiveStream:
         if not past:
             return
         if self.named < min(self.seq, floor - 1):
-            self.last = NO_HASH  # without the exceptions nobody can tell which number it is of
+            self.forget_last()  # without the exceptions nobody can tell which number it is of
         for seq in past:
             del self.exceptions[seq]
         self.exceptions[max(past)] = FORGOTTEN
 
     def skip_to(self, floor: int) -> None:
         """All below was settled with an earlier database of ours: it will never come again."""
-        self.seq, self.last = floor - 1, NO_HASH
+        self.seq = floor - 1
+        self.forget_last()
         self.exceptions = {self.seq: FORGOTTEN}
 
     def contradicts(self, mail: Mail) -> bool:

@@ -48,7 +48,7 @@ from meshagent.core.membership import LAN, Membership, MembershipConfig
 from meshagent.core.messages import Message, MessageState
 from meshagent.core.outgoing import Item
 from meshagent.core.parcels import Ended
-from meshagent.core.ports import OutEntry, OutState, PeerRow
+from meshagent.core.ports import Delivered, OutEntry, OutState, PeerRow
 from meshagent.core.records import ADDRESSES_MAX, Record
 from meshagent.core.transfer import BLOB_FRAMES, Transfer
 from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
@@ -228,7 +228,7 @@ class Mesh:
         """Our epoch, and the first number for `peer` that is not settled."""
         return None if self.delivery is None else self.delivery.numbers(peer)
 
-    def noted(self, rows: Iterable[OutState]) -> None:
+    def noted(self, rows: Iterable[OutState | Delivered]) -> None:
         """What was noted is on disk."""
         if self.delivery is not None:
             self.delivery.noted(rows)
@@ -425,4 +425,4 @@ class Mesh:
         if self._save_at is None or now < self._save_at:
             return []
         rows, self._unsaved, self._save_at = self._unsaved, {}, None
-        return [Persist(row) for row in rows.values()]
+        return [Persist(list(rows.values()))]

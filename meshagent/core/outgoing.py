@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 from meshagent.core.frames import MAIL_ITEMS_MAX, Mail
 from meshagent.core.messages import MessageState, body_hash
@@ -33,21 +34,30 @@ class Item:
     seq: int
     id: str
     body: bytes | None
-    hash: bytes
     expires_ms: int
     state: MessageState
     attached: bool = False
     """Its recipient says that it was delivered when it has its attachments too."""
+    kept_hash: bytes = b""
+    """Of a body that is not carried any more."""
 
     @classmethod
     def from_entry(cls, entry: OutEntry) -> Item:
         """As it was read from disk."""
         state = MessageState(entry.state)
-        body = None if state in WITHDRAWN else entry.body
-        return cls(
-            entry.seq, entry.id, body, body_hash(entry.body), entry.expires_ms, state,
-            entry.attached,
-        )  # fmt: skip
+        item = cls(entry.seq, entry.id, entry.body, entry.expires_ms, state, entry.attached)
+        if state in WITHDRAWN:
+            item.withdraw(state)
+        return item
+
+    def withdraw(self, state: MessageState) -> None:
+        """Its number carries nothing from now on."""
+        self.kept_hash, self.body, self.state = self.hash, None, state
+
+    @property
+    def hash(self) -> bytes:
+        """What an answer names it by; few are ever asked for it."""
+        return self.kept_hash if self.body is None else body_hash(self.body)
 
     @property
     def size(self) -> int:
@@ -147,25 +157,22 @@ class SendStream:
 
     def next_frame(self) -> Mail | None:
         """The next batch for the wire; only what is durable here leaves."""
-        chosen: list[Item] = []
+        first = self.sent + 1
+        last = min(self.loaded, self.durable, self.sent + MAIL_ITEMS_MAX)
+        bodies: list[bytes | None] = []
         size = 0
-        at = self.sent + 1 - self.floor
-        while at < len(self.items) and len(chosen) < MAIL_ITEMS_MAX:
-            item = self.items[at]
-            if item.seq > self.durable or (chosen and size + item.size > FRAME_BYTES_MAX):
-                break
-            chosen.append(item)
+        for item in islice(self.items, first - self.floor, last + 1 - self.floor):
             size += item.size
-            at += 1
-        if not chosen:
-            return None
-        self.sent = chosen[-1].seq
-        for item in chosen:
+            if bodies and size > FRAME_BYTES_MAX:
+                break
+            bodies.append(item.body)
             if item.state is MessageState.QUEUED:
                 item.state = MessageState.SENT
                 self.first_sent.append(item.id)
-        bodies = tuple(each.body for each in chosen)
-        return Mail(self.epoch, self.told_floor, chosen[0].seq, bodies)
+        if not bodies:
+            return None
+        self.sent += len(bodies)
+        return Mail(self.epoch, self.told_floor, first, tuple(bodies))
 
     def settle(self, upto: int) -> list[Item]:
         """All up to this number are settled; those that were in memory."""
@@ -190,7 +197,7 @@ class SendStream:
         if item.state in WITHDRAWN:
             return False
         self.loaded_bytes -= item.size
-        item.body, item.state = None, state
+        item.withdraw(state)
         self.loaded_bytes += item.size
         return True
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from meshagent.core.types import Candidate, LinkId
+from meshagent.errors import MeshError
 
 __all__ = [
     "Announcement",
@@ -148,6 +149,15 @@ class OutState(NamedTuple):
     taken: bool = False
 
 
+class Delivered(NamedTuple):
+    """All messages to `peer` from number `first` to `last` that are not settled have arrived."""
+
+    peer: str
+    first: int
+    last: int
+    at_ms: int
+
+
 class Receipt(NamedTuple):
     """What a recipient says later about a message of ours.
 
@@ -226,6 +236,7 @@ Row = (
     PeerRow
     | OutRow
     | OutState
+    | Delivered
     | Receipt
     | InRow
     | Arrived
@@ -312,6 +323,10 @@ class Store(Protocol):
 
     async def commit(self, rows: Sequence[Row]) -> None:
         """All rows in one transaction, durable on return."""
+
+    def begin(self, rows: Sequence[Row], then: Callable[[MeshError | None], None]) -> None:
+        """As `commit`, for who does not wait: `then` hears later, in the loop, why it failed or
+        None."""
 
     async def next_run(self, at_least: int = 0) -> int:
         """A number larger than any returned before, and at least `at_least`; durable on return."""

@@ -192,7 +192,8 @@ class ControlServer:
         self, to: str, text: str = "", wait_s: float = 0.0, strict: bool = False, **arguments: Any
     ) -> list[dict[str, Any]]:
         """Send, and wait a while for delivery; durable in any case."""
-        receipts = await self._mailroom.send(to, text, **arguments)
+        recipients = self._mailroom.recipients(to)
+        receipts = await self._mailroom.send(recipients, [text], **arguments)
         if wait_s > 0:
             await self._wait(receipts, min(wait_s, WAIT_MAX_S), strict)
         return [

@@ -15,8 +15,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 from meshagent.core.attachments import Attachment, AttachmentLimits
 from meshagent.core.codec import encode
@@ -46,6 +46,7 @@ from meshagent.core.messages import Message, MessageState, parse_body
 from meshagent.core.parcels import Parcels
 from meshagent.core.ports import (
     Announcement,
+    Delivered,
     Discovery,
     NewEpoch,
     OutEntry,
@@ -60,7 +61,7 @@ from meshagent.core.spooling import Drop
 from meshagent.core.transfer import Transfer
 from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
 from meshagent.errors import CloneRunning, LimitReached, MeshError, RemoteProtocolError, UsageError
-from meshagent.node.letters import Receipt
+from meshagent.node.letters import ReceiptBook
 from meshagent.node.local_post import LocalPost
 from meshagent.node.porter import BLOB_EFFECTS, Porter
 from meshagent.node.subscribers import Event, Subscribers
@@ -137,17 +138,17 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._waiting: list[list[Effect]] = []
-        self._notes: list[OutState] = []
+        self._batch: list[list[Effect]] = []
+        self._committing = False
+        self._notes: list[OutState | Delivered] = []
         self._note_timer: asyncio.TimerHandle | None = None
-        self._committing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._handed_in: list[_HandedIn] = []
-        self._accepting: dict[str, asyncio.Future[None]] = {}
         self.post = post or LocalPost()
         self.porter = porter
         self.limits = limits or AttachmentLimits()
         self._room = room
-        self.receipts: WeakValueDictionary[str, Receipt] = WeakValueDictionary()
+        self.receipts = ReceiptBook()
         self.mail_came = asyncio.Event()
         self.inbox_start = 0
         self._house = asyncio.Event()
@@ -231,7 +232,7 @@ class Driver:
             self._apply(effects)
             self.log.info("left")
             try:
-                rows = [e.row for e in effects if isinstance(e, Persist)]
+                rows = [row for e in effects if isinstance(e, Persist) for row in e.rows]
                 await self._store.commit([*self._notes, *rows])
             except MeshError as error:
                 self.log.warning("the last news is not kept: %s", error)
@@ -240,17 +241,17 @@ class Driver:
         self.subscribers.close()
 
     async def _close(self) -> None:
+        self._mesh = None  # a commit that is under way tells nobody any more
         for timer in (self._timer, self._expiry, self._note_timer):
             if timer is not None:
                 timer.cancel()
-        tasks = [*self._tasks, *([self._committing] if self._committing else [])]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        handed_in = [each.accepted for each in self._handed_in]
-        for future in (*self._accepting.values(), *handed_in):
-            if not future.done():
-                future.set_exception(UsageError("The node ended before the message was kept."))
+        over = UsageError("The node ended before the message was kept.")
+        _refuse([*self._batch, *self._waiting], over)
+        _answer([each.accepted for each in self._handed_in], over)
         while self._started:
             try:
                 await self._started.pop()()
@@ -365,10 +366,8 @@ class Driver:
     def _take_in(self, handed_in: Sequence[_HandedIn]) -> list[Effect]:
         outgoing = [message for each in handed_in for message in each.outgoing]
         taken = self.mesh.accept(outgoing, self._loop.time())
-        for each in handed_in:
-            # All of them are one turn: the last message of each says it for the others.
-            self._accepting[each.outgoing[-1][1].id] = each.accepted
-        return [*(Persist(row) for each in handed_in for row in each.first), *taken]
+        first = [row for each in handed_in for row in each.first]
+        return [Persist(first), *taken, Accepted([each.accepted for each in handed_in])]
 
     async def take(self, drop: Drop) -> bool:
         """Mail that was left for us in the spool; whether we have all of it now, durably."""
@@ -385,13 +384,10 @@ class Driver:
 
     async def committed(self) -> None:
         """Until all that was decided so far is durable, or has failed."""
-        self._commit_notes()
-        if self._committing is None:
+        if not self._committing and not self._notes:
             return
         passed = self._loop.create_future()
-        mark = f"mark {id(passed)}"  # no message's id: it stands in line behind them
-        self._accepting[mark] = passed
-        self._turn([Accepted(self.agent, mark)])
+        self._turn([Persist(()), Accepted([passed])])  # it stands in line behind the others
         with contextlib.suppress(MeshError):
             await passed
 
@@ -655,55 +651,66 @@ class Driver:
     # -- effects ------------------------------------------------------------------------------
 
     def _turn(self, effects: list[Effect]) -> None:
-        if self._committing is not None or must_wait(effects):
-            self._waiting.append(effects)
-            if self._committing is None:
-                self._committing = asyncio.create_task(self._commit())
+        self._waiting.append(effects)
+        if not self._committing:
+            self._go_on()
+        self._arm()
+
+    def _go_on(self) -> None:
+        """Perform what waits, up to a turn that rests on rows: all from there on wait for these."""
+        self._committing, begun = True, False  # turns that come of these stand in line
+        try:
+            while self._waiting and not begun:
+                if must_wait(self._waiting[0]):
+                    begun = self._begin()
+                else:
+                    effects = self._waiting.pop(0)
+                    self._notes += _noted([effects])
+                    self._apply(effects)
+        finally:
+            self._committing = begun
+        if self._notes and not begun and self._note_timer is None:
+            self._note_timer = self._loop.call_later(NOTE_S, self._commit_notes)
+
+    def _begin(self) -> bool:
+        """Commit the rows of all that waits; False when there were none, and it is done."""
+        batch, self._waiting = self._waiting, []
+        notes, self._notes = self._notes, []
+        kept = [e for effects in batch for e in effects if isinstance(e, Persist | Note)]
+        rows = [*notes, *(row for each in kept for row in each.rows)]
+        if rows:
+            self._batch = batch
+            self._store.begin(rows, partial(self._committed, notes))
         else:
-            self._notes += [each.row for each in effects if isinstance(each, Note)]
-            if self._notes and self._note_timer is None:
-                self._note_timer = self._loop.call_later(NOTE_S, self._commit_notes)
-            self._apply(effects)
+            self._apply([each for effects in batch for each in effects])
+        return bool(rows)
+
+    def _committed(self, notes: list[OutState | Delivered], error: MeshError | None) -> None:
+        batch, self._batch = self._batch, []
+        if self._mesh is None:
+            return
+        try:
+            if error is None:
+                self._mesh.noted([*notes, *_noted(batch)])
+                self._apply([each for effects in batch for each in effects])
+            else:
+                # What waits was decided upon as if this had been kept: it goes the same way.
+                waiting, self._waiting = self._waiting, []
+                self._fail([*batch, *waiting, [Note(notes)]], error)
+        finally:
+            self._go_on()
         self._arm()
 
     def _commit_notes(self) -> None:
         """What nothing rested on, when nothing else took it along."""
-        if self._note_timer is not None:
-            self._note_timer.cancel()
         self._note_timer = None
-        if self._notes and self._committing is None:
-            self._committing = asyncio.create_task(self._commit())
-
-    async def _commit(self) -> None:
-        try:
-            while self._waiting or self._notes:
-                batch, self._waiting = self._waiting, []
-                notes, self._notes = self._notes, []
-                kept = [e for effects in batch for e in effects if isinstance(e, Persist | Note)]
-                notes_there = [e.row for e in kept if isinstance(e, Note)]
-                try:
-                    if rows := [*notes, *(each.row for each in kept)]:
-                        await self._store.commit(rows)
-                except MeshError as error:
-                    # What waits was decided upon as if this had been kept: it goes the same way.
-                    waiting, self._waiting = self._waiting, []
-                    self._fail([*batch, *waiting, [Note(row) for row in notes]], error)
-                else:
-                    if self._mesh is not None:
-                        self._mesh.noted([*notes, *notes_there])
-                    self._apply([each for effects in batch for each in effects])
-        finally:
-            self._committing = None
-        self._arm()
+        if self._notes and not self._committing:
+            self._turn([Persist(())])
 
     def _fail(self, batch: list[list[Effect]], error: MeshError) -> None:
         """Nothing of delivery leaves; membership goes on, since its rows are only hints."""
+        _refuse(batch, error)
         effects = [each for effects in batch for each in effects]
-        for effect in effects:
-            if isinstance(effect, Accepted):
-                accepted = self._accepting.pop(effect.id, None)
-                if accepted is not None and not accepted.done():
-                    accepted.set_exception(error)
         kept: list[Effect] = [
             e
             for e in effects
@@ -715,7 +722,8 @@ class Driver:
             if isinstance(e, Transmit) and not isinstance(e.frame, Mail | MailAck)
         ]
         self._apply(kept)
-        if any(isinstance(e, Persist | Note) and not isinstance(e.row, PeerRow) for e in effects):
+        rows = [row for e in effects if isinstance(e, Persist | Note) for row in e.rows]
+        if any(not isinstance(row, PeerRow) for row in rows):
             self.log.error("not kept: %s", error)
             self._suspend(error)
 
@@ -735,15 +743,13 @@ class Driver:
             match effect:
                 case Note():
                     pass
-                case Persist(row):
-                    if type(row) is NewEpoch:
+                case Persist(rows):
+                    if rows and type(rows[0]) is NewEpoch:
                         self.log.warning(OLDER_COPY)
                 case ReceiptChanged() | Deliver() | PeerChanged() | CloneFound():
                     reports.append(effect)
-                case Accepted(_, ident):
-                    waiter = self._accepting.pop(ident, None)
-                    if waiter is not None and not waiter.done():
-                        waiter.set_result(None)
+                case Accepted(waiters):
+                    _answer(waiters, None)
                 case Flush(peer, upto):
                     flush[peer] = upto
                 case Transmit(link, frame):
@@ -778,16 +784,14 @@ class Driver:
         came = False
         for effect in reports:
             match effect:
-                case ReceiptChanged(peer, ident, state, reason):
-                    receipt = self.receipts.get(ident)
-                    if receipt is not None and receipt.to == peer:  # nobody answers for another
-                        receipt.advance(state, reason)
-                    if self.subscribers:
+                case ReceiptChanged(peer, idents, state, reason):
+                    self.receipts.advance(peer, idents, state, reason)
+                    for ident in idents if self.subscribers else ():
                         news = {"id": ident, "to": peer, "state": state.value, "reason": reason}
                         self.subscribers.tell(Event("receipt", news))
-                case Deliver(sender, message):
+                case Deliver(sender, messages):
                     came = True
-                    if self.subscribers:
+                    for message in messages if self.subscribers else ():
                         news = {"from": sender, "id": message.id}
                         self.subscribers.tell(Event("mail", news))
                 case PeerChanged(peer):
@@ -831,3 +835,25 @@ class Driver:
         self._timer = None
         if self._mesh is not None:
             self._turn(self._mesh.on_timer(self._loop.time()))
+
+
+def _noted(batch: Sequence[Sequence[Effect]]) -> list[OutState | Delivered]:
+    return [row for effects in batch for e in effects if type(e) is Note for row in e.rows]
+
+
+def _refuse(batch: Sequence[Sequence[Effect]], error: MeshError) -> None:
+    """Tell all that handed something in."""
+    for effects in batch:
+        for effect in effects:
+            if isinstance(effect, Accepted):
+                _answer(effect.who, error)
+
+
+def _answer(waiters: Sequence[asyncio.Future[None]], error: MeshError | None) -> None:
+    for each in waiters:
+        if each.done():
+            continue
+        if error is None:
+            each.set_result(None)
+        else:
+            each.set_exception(error)

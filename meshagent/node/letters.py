@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from meshagent.core.attachments import Attachment
 from meshagent.core.messages import PROGRESS, MessageState, parse_body
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
     from meshagent.node.mailroom import Mailroom
     from meshagent.node.porter import Attachable
 
-__all__ = ["Letter", "LetterAttachment", "Receipt"]
+__all__ = ["Letter", "LetterAttachment", "Receipt", "ReceiptBook"]
 
 DELIVERED_RANK = PROGRESS[MessageState.DELIVERED]
 _END_RANK = max(PROGRESS.values())
+_BEGINNING = (MessageState.QUEUED,)
+_ON_ITS_WAY = frozenset({MessageState.QUEUED, MessageState.SENT})
+TIDY_RECEIPTS = 4096  # entries between looks for those whose receipt nobody holds any more
 _FAILED = frozenset({MessageState.EXPIRED, MessageState.REFUSED, MessageState.CANCELLED})
 
 
@@ -29,14 +33,16 @@ class Receipt:
     """How far a message of ours has come. It is durable: the message stays queued until it ends."""
 
     __slots__ = ("__weakref__", "_history", "_waiting", "id", "reason", "state", "to")
+    _history: tuple[MessageState, ...]
+    _waiting: list[tuple[int, asyncio.Future[None]]] | None
 
     def __init__(self, ident: str, to: str) -> None:
         self.id = ident
         self.to = to
         self.state = MessageState.QUEUED
         self.reason = ""
-        self._history = [MessageState.QUEUED]
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._history = _BEGINNING
+        self._waiting = None
 
     def __repr__(self) -> str:
         return f"<Receipt {self.id} to {self.to}: {self.state.value}>"
@@ -46,6 +52,8 @@ class Receipt:
 
         MeshError when it ended otherwise: expired, refused (with the reason) or cancelled.
         """
+        if timeout is None and self.state in _ON_ITS_WAY:  # most often: nothing to set up
+            await self._change(DELIVERED_RANK)
         return await self.reached(MessageState.DELIVERED, timeout)
 
     async def reached(self, state: MessageState | str, timeout: float | None = None) -> Receipt:
@@ -86,26 +94,64 @@ class Receipt:
 
     def advance(self, state: MessageState, reason: str) -> None:
         """The node has news."""
-        if PROGRESS[state] > PROGRESS[self.state]:
-            self.state, self.reason = state, reason
-            self._history.append(state)
-            if not self._waiting:
-                return
-            reached = PROGRESS[state] if state not in _FAILED else _END_RANK
-            for rank, change in [each for each in self._waiting if each[0] <= reached]:
-                self._waiting.remove((rank, change))
-                if not change.done():
-                    change.set_result(None)
+        progress = PROGRESS[state]
+        if progress <= PROGRESS[self.state]:
+            return
+        self.state, self.reason = state, reason
+        self._history += (state,)
+        if self._waiting:
+            reached = progress if state not in _FAILED else _END_RANK
+            waiting, self._waiting = self._waiting, None
+            for each in waiting:
+                if each[0] > reached:
+                    self._wait(each)
+                elif not each[1].done():
+                    each[1].set_result(None)
 
     async def _change(self, rank: int = 0) -> None:
         """Until it has come so far, or has ended: nobody is woken for less."""
         waiting = (rank, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
+        self._wait(waiting)
         try:
             await waiting[1]
-        finally:
-            if waiting in self._waiting:  # who asks again and again must leave nothing behind
+        except asyncio.CancelledError:
+            if self._waiting and waiting in self._waiting:  # who asks often must leave nothing
                 self._waiting.remove(waiting)
+            raise
+
+    def _wait(self, waiting: tuple[int, asyncio.Future[None]]) -> None:
+        if self._waiting is None:
+            self._waiting = []
+        self._waiting.append(waiting)
+
+
+class ReceiptBook:
+    """The receipts that somebody still holds, by message."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, ref[Receipt]] = {}
+        self._tidy_at = TIDY_RECEIPTS
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, receipt: Receipt) -> None:
+        """From now on it hears how far its message has come."""
+        self._held[receipt.id] = ref(receipt)
+        if len(self._held) >= self._tidy_at:
+            # Not by a callback for each: that takes longer than all else that is done with it.
+            self._held = {ident: held for ident, held in self._held.items() if held() is not None}
+            self._tidy_at = max(TIDY_RECEIPTS, 2 * len(self._held))
+
+    def advance(
+        self, peer: AgentId, idents: Iterable[str], state: MessageState, reason: str
+    ) -> None:
+        """These messages have come so far; nobody answers for another."""
+        for ident in idents:
+            held = self._held.get(ident)
+            receipt = held() if held is not None else None
+            if receipt is not None and receipt.to == peer:
+                receipt.advance(state, reason)
 
 
 class LetterAttachment:
@@ -172,7 +218,7 @@ class Letter:
     ) -> Receipt:
         """Answer its sender, in the same thread."""
         (receipt,) = await self._room.send(
-            self.sender, text, data=data, thread=self.thread, reply_to=self.id,
+            [AgentId(self.sender)], [text], data=data, thread=self.thread, reply_to=self.id,
             attach=[await self._room.porter.enclose(each) for each in attach],
         )  # fmt: skip
         return receipt

@@ -33,6 +33,7 @@ __all__ = ["Mailroom"]
 LIST_MAX = 1000  # shown at once unless more is asked for
 SCAN_ROWS = 200  # read from disk at once while looking through the inbox
 DEFAULT_KIND = "text"
+NO_HEADERS: dict[str, str] = {}  # never changed, as nothing of a message is
 _TAKEN_BACK = frozenset({MessageState.QUEUED})
 
 
@@ -56,8 +57,8 @@ class Mailroom:
 
     async def send(
         self,
-        to: str,
-        *texts: str,
+        recipients: Sequence[AgentId],
+        texts: Sequence[str],
         data: Any = None,
         kind: str = DEFAULT_KIND,
         thread: str = "",
@@ -71,26 +72,28 @@ class Mailroom:
         """
         if kind == RECEIPT_KIND:
             raise UsageError(f"The kind {kind!r} is the mesh's own.", hint="Choose another kind.")
-        recipients = self.recipients(to)
         if self._driver.agent in recipients:
             raise UsageError(
-                f"{to!r} is this agent itself.", hint="Send as another one: --as AGENT"
+                f"{self._driver.agent} is this agent itself.",
+                hint="Send as another one: --as AGENT",
             )
-        attached = [await self._enclose(*each) for each in attach]
+        attached = [await self._enclose(*each) for each in attach] if attach else ()
         now_ms = time.time_ns() // 1_000_000
         expires_ms = 0 if ttl_s is None else now_ms + int(ttl_s * 1000)
-        outgoing = []
+        outgoing: list[tuple[AgentId, Message]] = []
+        receipts: list[Receipt] = []
         for peer in recipients:
             attachments = tuple(self._grant(each, peer) for each in attached) if attached else ()
             for text in texts:
+                ident = self._ids.next(now_ms)
                 message = Message(
-                    self._ids.next(now_ms), kind, text, now_ms, data, thread, reply_to,
-                    attachments=attachments, expires_ms=expires_ms,
+                    ident, kind, text, now_ms, data, thread, reply_to, NO_HEADERS, attachments,
+                    expires_ms,
                 )  # fmt: skip
                 outgoing.append((peer, message))
-        receipts = [Receipt(message.id, peer) for peer, message in outgoing]
-        for receipt in receipts:
-            self._driver.receipts[receipt.id] = receipt
+                receipt = Receipt(ident, peer)
+                receipts.append(receipt)
+                self._driver.receipts.add(receipt)
         if outgoing:
             await self._driver.send(outgoing)
         return receipts

@@ -9,9 +9,10 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from meshagent.core.messages import MessageState, body_hash
+from meshagent.core.messages import PROGRESS, MessageState
 from meshagent.core.outgoing import WITHDRAWN, Item
 from meshagent.core.ports import (
+    Delivered,
     InRow,
     NewEpoch,
     OutRow,
@@ -68,6 +69,8 @@ class Disk:
                     self.outbox.setdefault(row.peer, []).append(_Out(row, row.seq))
                 case OutState():
                     self._note(row)
+                case Delivered():
+                    self._deliver(row)
                 case InRow() if (row.sender, row.id) not in self.ids:
                     self.ids.add((row.sender, row.id))
                     self.inbox.append(row)
@@ -92,17 +95,7 @@ class Disk:
         """Messages that are not settled, from this number on."""
         known = self.outbox.get(peer, ())
         rows = [each for each in known if each.seq >= first and not each.settled]
-        return [
-            Item(
-                each.seq,
-                each.row.id,
-                None if each.state in WITHDRAWN else each.row.body,
-                body_hash(each.row.body),
-                each.row.expires_ms,
-                each.state,
-            )
-            for each in rows[:limit]
-        ]
+        return [_item(each) for each in rows[:limit]]
 
     def due(self, now_ms: int) -> list[tuple[str, _Out]]:
         """Queued messages whose time is up, with their recipients."""
@@ -131,6 +124,13 @@ class Disk:
                 each.settled = not withdrawn
                 return
 
+    def _deliver(self, row: Delivered) -> None:
+        for each in self.outbox.get(row.peer, ()):
+            if row.first <= each.seq <= row.last and not each.settled:
+                each.settled = True
+                if PROGRESS[each.state] < PROGRESS[MessageState.DELIVERED]:
+                    each.state = MessageState.DELIVERED
+
     def _renumber(self, epoch: bytes) -> None:
         self.epoch = epoch
         for peer, rows in self.outbox.items():
@@ -140,3 +140,11 @@ class Disk:
                 each.seq = number
                 self.renumbered.add(each.row.id)
             self.outbox[peer] = rows
+
+
+def _item(found: _Out) -> Item:
+    row = found.row
+    item = Item(found.seq, row.id, row.body, row.expires_ms, found.state)
+    if found.state in WITHDRAWN:
+        item.withdraw(found.state)
+    return item

@@ -119,8 +119,8 @@ class SimNode:
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Persist) and isinstance(effect.row, PeerRow):
-                self.rows[effect.row.agent] = effect.row
+            if isinstance(effect, Persist):
+                self.rows |= {row.agent: row for row in effect.rows if isinstance(row, PeerRow)}
         for effect in effects:
             match effect:
                 case Transmit(link, frame):

@@ -27,7 +27,7 @@ from meshagent.core.effects import (
 from meshagent.core.frames import EPOCH_BYTES, MAIL_ITEMS_MAX, Frame, Mail
 from meshagent.core.messages import PROGRESS, Message, MessageIds, MessageState
 from meshagent.core.outgoing import Item
-from meshagent.core.ports import OutState, Row
+from meshagent.core.ports import Delivered, OutState, Row
 from meshagent.core.types import AgentId
 from meshagent.errors import LimitReached
 from meshagent.simulator.disk import Disk
@@ -55,7 +55,7 @@ class PostNode:
         self.accepted: dict[AgentId, list[str]] = defaultdict(list)
         self.states: dict[str, list[MessageState]] = defaultdict(list)
         self._waiting: list[list[Effect]] = []
-        self._notes: list[OutState] = []
+        self._notes: list[OutState | Delivered] = []
         self._committing = False
         self._timer_at = float("inf")
 
@@ -96,7 +96,7 @@ class PostNode:
         ident = self.ids.next(now_ms)
         message = Message(ident, kind, text, now_ms, expires_ms=expires_ms)
         try:
-            self.perform(self.engine.accept(to, message))
+            self.perform([*self.engine.accept(to, message), Accepted((to, ident))])
         except LimitReached:
             self.world.say(f"{self.name} could not accept")
             return ""
@@ -157,17 +157,26 @@ class PostNode:
 
     def perform(self, effects: list[Effect]) -> None:
         """As node/driver.py: rows first; whatever comes meanwhile waits behind them."""
-        if self._committing or must_wait(effects):
-            self._waiting.append(effects)
-            if not self._committing:
-                self._begin_commit()
-        else:
-            notes = [each.row for each in effects if isinstance(each, Note)]
+        self._waiting.append(effects)
+        if not self._committing:
+            self._go_on()
+        self._arm()
+
+    def _go_on(self) -> None:
+        life = self.life
+        self._committing = True
+        while self._waiting and not must_wait(self._waiting[0]):
+            effects = self._waiting.pop(0)
+            notes = [row for each in effects if isinstance(each, Note) for row in each.rows]
             if notes and not self._notes:
                 self.world.plan(NOTE_S, self._commit_notes, self.life)
             self._notes += notes
             self._apply(effects)
-        self._arm()
+            if life != self.life:
+                return
+        self._committing = False
+        if self._waiting:
+            self._begin_commit()
 
     def _commit_notes(self, life: int) -> None:
         """What nothing rested on, when nothing else took it along."""
@@ -180,11 +189,13 @@ class PostNode:
         notes, self._notes = self._notes, []
         self.world.plan(self.world.rng.uniform(*DISK_S), self._commit, self.life, batch, notes)
 
-    def _commit(self, life: int, batch: list[list[Effect]], notes: list[OutState]) -> None:
+    def _commit(
+        self, life: int, batch: list[list[Effect]], notes: list[OutState | Delivered]
+    ) -> None:
         if life != self.life:
             return
         kept = [each for effects in batch for each in effects if isinstance(each, Persist | Note)]
-        rows: list[Row] = [*notes, *(each.row for each in kept)]
+        rows: list[Row] = [*notes, *(row for each in kept for row in each.rows)]
         if self.post.crash_before_commit(self):
             self.crash()
             return
@@ -193,14 +204,13 @@ class PostNode:
             self.crash()
             return
         if self.engine is not None:
-            self.engine.noted([*notes, *(each.row for each in kept if isinstance(each, Note))])
+            noted = [row for each in kept if isinstance(each, Note) for row in each.rows]
+            self.engine.noted([*notes, *noted])
         for effects in batch:
             self._apply(effects)
             if life != self.life:
                 return
-        self._committing = False
-        if self._waiting or self._notes:
-            self._begin_commit()
+        self._go_on()
         self._arm()
 
     def _apply(self, effects: list[Effect]) -> None:
@@ -218,12 +228,13 @@ class PostNode:
                 case Load():
                     delay_s = self.world.rng.uniform(*READ_S)
                     self.world.plan(delay_s, self._read, self.life, effect)
-                case Accepted(peer, ident):
+                case Accepted((peer, ident)):
                     self.accepted[peer].append(ident)
                     self.world.say(f"{self.name} accepts {ident} for {peer}")
-                case ReceiptChanged(_, ident, state, _):
-                    self.states[ident].append(state)
-                    self.world.say(f"{self.name} knows that {ident} is {state}")
+                case ReceiptChanged(_, idents, state, _):
+                    for ident in idents:
+                        self.states[ident].append(state)
+                        self.world.say(f"{self.name} knows that {ident} is {state}")
                 case CountUnread():
                     self.world.plan(COUNT_S, self._count_unread, self.life)
                 case Deliver():

@@ -14,7 +14,6 @@ from meshagent.core import delivery
 from meshagent.core.attachments import Attachment
 from meshagent.core.delivery import Delivery, DeliveryConfig
 from meshagent.core.effects import (
-    Accepted,
     CountUnread,
     Deliver,
     Effect,
@@ -31,7 +30,16 @@ from meshagent.core.incoming import FORGOTTEN
 from meshagent.core.messages import Message, MessageState, body_hash, pack_body
 from meshagent.core.outgoing import Item
 from meshagent.core.parcels import SENDER_FILES_MAX
-from meshagent.core.ports import InRow, NewEpoch, OutState, PeerRow, Receipt, StreamStart, Watermark
+from meshagent.core.ports import (
+    Delivered,
+    InRow,
+    NewEpoch,
+    OutState,
+    PeerRow,
+    Receipt,
+    StreamStart,
+    Watermark,
+)
 from meshagent.core.types import AgentId, LinkId
 from meshagent.errors import LimitReached, RemoteProtocolError
 
@@ -88,8 +96,10 @@ class Desk:
     def item(self, seq: int, state: MessageState = MessageState.QUEUED) -> Item:
         message = self.messages[seq - 1]
         body = pack_body(message)
-        carried = body if state is MessageState.QUEUED else None
-        return Item(seq, message.id, carried, body_hash(body), message.expires_ms, state)
+        item = Item(seq, message.id, body, message.expires_ms, MessageState.QUEUED)
+        if state is not MessageState.QUEUED:
+            item.withdraw(state)
+        return item
 
 
 def mails(effects: Sequence[Effect]) -> list[Mail]:
@@ -108,15 +118,20 @@ def acks(effects: Sequence[Effect]) -> list[MailAck]:
 
 
 def rows(effects: Sequence[Effect], kind: type) -> list[Any]:
-    return [e.row for e in effects if isinstance(e, Note | Persist) and isinstance(e.row, kind)]
+    kept = [row for e in effects if isinstance(e, Note | Persist) for row in e.rows]
+    return [row for row in kept if isinstance(row, kind)]
 
 
 def ends(effects: Sequence[Effect]) -> dict[str, str]:
-    return {row.id: str(row.state.value) for row in rows(effects, OutState)}
+    """How messages have ended, as the rows say; those of a Delivered are named by their number."""
+    arrived = [n for row in rows(effects, Delivered) for n in range(row.first, row.last + 1)]
+    said = {row.id: str(row.state.value) for row in rows(effects, OutState)}
+    return said | {f"m{number}": "delivered" for number in arrived}
 
 
 def receipts(effects: Sequence[Effect]) -> list[tuple[str, str, str]]:
-    return [(e.id, e.state.value, e.reason) for e in effects if isinstance(e, ReceiptChanged)]
+    changes = [each for each in effects if isinstance(each, ReceiptChanged)]
+    return [(ident, e.state.value, e.reason) for e in changes for ident in e.ids]
 
 
 def starts_over(effects: Sequence[Effect]) -> bool:
@@ -129,7 +144,7 @@ def starts_over(effects: Sequence[Effect]) -> bool:
 def test_nothing_is_sent_before_it_is_durable() -> None:
     desk = Desk().link()
     effects = desk.engine.accept(PEER, Message("m", "text", "", 1))
-    assert [type(each) for each in effects] == [Persist, Accepted, Flush]
+    assert [type(each) for each in effects] == [Persist, Flush]
     assert numbers(desk.engine.flush(PEER, 1, 0.0)) == [1]
 
 
@@ -301,7 +316,7 @@ def test_what_is_proven_expired_stays_so_when_the_rest_starts_over() -> None:
     desk = Desk().link()
     desk.write(3, expires_ms=2 * NOW_MS)
     effects = desk.answer(3, desk.hash(2), exceptions=((1, ""), (3, "")))
-    kept = [type(e.row) for e in effects if isinstance(e, Persist)]
+    kept = [type(row) for e in effects if isinstance(e, Persist) for row in e.rows]
     assert kept == [OutState, NewEpoch], "in that order: the number must carry nothing"
     assert ends(effects) == {"m1": "expired"}
 
@@ -476,7 +491,8 @@ def test_what_comes_is_kept_then_answered_then_shown() -> None:
     assert [row.id for row in rows(effects, InRow)] == ["a", "b"]
     assert rows(effects, Watermark) == [Watermark(PEER, THEIRS, 2, body_hash(bodies[1]))]
     assert acks(effects) == [MailAck(THEIRS, 2, body_hash(bodies[1]))]
-    assert [each.message.id for each in effects if isinstance(each, Deliver)] == ["a", "b"]
+    (came,) = [each for each in effects if isinstance(each, Deliver)]
+    assert [message.id for message in came.messages] == ["a", "b"]
     assert desk.engine.unread == 2
 
 
@@ -780,7 +796,7 @@ def test_losing_a_link_that_was_not_in_use_disturbs_nothing() -> None:
 def test_who_was_met_a_moment_before_leaving_is_remembered() -> None:
     mesh, peer = mesh_of(identity("me")), identity("peer")
     open_link(mesh, peer, 1, 0.0)
-    rows = [e.row for e in mesh.leave(0.1) if isinstance(e, Persist)]
+    rows = [row for e in mesh.leave(0.1) if isinstance(e, Persist) for row in e.rows]
     assert [row.agent for row in rows if isinstance(row, PeerRow)] == [peer.agent]
     assert not [e for e in mesh.leave(0.2) if isinstance(e, Persist)]
 
@@ -793,14 +809,15 @@ def test_only_what_can_expire_waits_for_the_disk_before_it_is_called_delivered()
     me = Desk().link()
     me.write(1)
     me.write(1, expires_ms=10**13)
-    notes = {e.row.id: e.urgent for e in me.answer(2) if isinstance(e, Note)}
-    assert notes == {"m1": False, "m2": True}
+    first, second = (e for e in me.answer(2) if isinstance(e, Note))
+    assert (ends([first]), first.urgent) == ({"m1": "delivered"}, False)
+    assert (ends([second]), second.urgent) == ({"m2": "delivered"}, True)
 
 
 def test_a_recipient_is_told_only_what_is_settled_on_our_disk_too() -> None:
     me = Desk().link()
     me.write(2)
-    kept = rows(me.answer(1), OutState)
+    kept = rows(me.answer(1), Delivered)
     assert [mail.floor for mail in mails(me.write(1))] == [1]
     me.engine.noted(kept)
     assert [mail.floor for mail in mails(me.write(1))] == [2]

@@ -21,7 +21,15 @@ from core.made import (
 )
 
 from meshagent.core.codec import decode, encode
-from meshagent.core.effects import CloneFound, CloseLink, Dial, Effect, PeerChanged, Transmit
+from meshagent.core.effects import (
+    CloneFound,
+    CloseLink,
+    Dial,
+    Effect,
+    PeerChanged,
+    Persist,
+    Transmit,
+)
 from meshagent.core.frames import (
     Bye,
     Check,
@@ -295,11 +303,11 @@ def test_pinned_keys_are_bounded() -> None:
 def test_a_peer_is_saved_once_and_only_when_something_changed() -> None:
     mesh = mesh_of(A)
     open_link(mesh, B, 1, 0.0)
-    rows = [each.row for each in mesh.on_timer(SAVE_PEERS_S) if hasattr(each, "row")]
-    assert rows == [PeerRow(B.agent, B.key, ("10.0.0.1:7000",))]
+    (kept,) = [each for each in mesh.on_timer(SAVE_PEERS_S) if isinstance(each, Persist)]
+    assert kept.rows == [PeerRow(B.agent, B.key, ("10.0.0.1:7000",))]
     mesh.closed(L1, "lost", 2.0)
     open_link(mesh, B, 2, 2.0)
-    assert not [each for each in mesh.on_timer(4.0) if hasattr(each, "row")]
+    assert not [each for each in mesh.on_timer(4.0) if isinstance(each, Persist)]
 
 
 # -- two links, one peer --------------------------------------------------------------------------

@@ -14,8 +14,7 @@ EPOCH = b"ourepoch"
 
 
 def item(seq: int, size: int = 10) -> Item:
-    body = bytes(size)
-    return Item(seq, f"m{seq}", body, body_hash(body), 0, MessageState.QUEUED)
+    return Item(seq, f"m{seq}", bytes(size), 0, MessageState.QUEUED)
 
 
 def stream(count: int, size: int = 10, durable: bool = True) -> SendStream:

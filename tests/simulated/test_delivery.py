@@ -928,7 +928,8 @@ def greeted_by_any(
 def accepts_early(self: PostNode, effects: list[Effect]) -> None:
     for each in effects:
         if isinstance(each, Accepted):
-            self.accepted[each.peer].append(each.id)
+            peer, ident = each.who
+            self.accepted[peer].append(ident)
     perform(self, [each for each in effects if not isinstance(each, Accepted)])
 
 

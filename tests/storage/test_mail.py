@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from storage.mail_rows import (
 )
 
 from meshagent.core.messages import PROGRESS, MessageState, body_hash
-from meshagent.core.ports import NewEpoch, Row, Store, StreamStart, Watermark
+from meshagent.core.ports import Delivered, NewEpoch, Row, Store, StreamStart, Watermark
 from meshagent.errors import StorageError
 from meshagent.simulator.disk import Disk
 from meshagent.storage.mail import WATERMARKS_PER_SENDER_MAX
@@ -163,6 +164,37 @@ def test_a_receipt_that_overtakes_the_answer_does_not_settle(store: Store, last:
         await store.commit([word("b1", "delivered"), word("b2", last, 9), word("b3", "delivered")])
         shown, settled = await state(store, "b2")
         assert (shown, settled) == ("refused" if last == "refused" else "seen", True)
+
+    live(store, script)
+
+
+def test_an_answer_settles_a_stretch_and_nothing_beside_it(store: Store) -> None:
+    async def script(store: Store) -> None:
+        await store.commit([*outs(5), *outs(5, OTHER)])
+        await store.commit([Delivered(PEER, 2, 4, 9)])
+        assert await numbers(store) == [(1, "b1"), (5, "b5")]
+        assert len(await numbers(store, OTHER)) == 5
+        for ident in ("b2", "b3", "b4"):
+            (entry,) = await store.outgoing(ident)
+            assert (entry.state, entry.settled, entry.changed_ms) == ("delivered", True, 9)
+
+    async def look(store: Store) -> None:
+        await store.commit([receipt(ident, "seen") for ident in ("b2", "b3", "b4")])
+        assert [entry.state for entry in await store.outbox(9, ended=True)][1:4] == ["seen"] * 3
+
+    live(store, script, look)
+
+
+def test_an_answer_to_a_stretch_keeps_what_a_receipt_said_before(store: Store) -> None:
+    async def script(store: Store) -> None:
+        await store.commit([*outs(3), receipt("b2", "seen")])
+        await store.commit([Delivered(PEER, 1, 3, 9)])
+        assert [await state(store, ident) for ident in ("b1", "b2", "b3")] == [
+            ("delivered", True), ("seen", True), ("delivered", True),
+        ]  # fmt: skip
+        await store.commit([Delivered(PEER, 1, 3, 10)])
+        (entry,) = await store.outgoing("b1")
+        assert entry.changed_ms == 9, "what is settled does not change any more"
 
     live(store, script)
 
@@ -527,7 +559,11 @@ def random_rows(rng: random.Random, disk: Disk, step: int) -> list[Row]:
         case 0 | 1 | 2:
             first = starts[peer].next_seq if peer in starts else 1
             return [out(first + n, f"s{step}-{n}", peer) for n in range(rng.randint(1, 4))]
-        case 3 | 4:
+        case 3:
+            open_ = [each for each in entries if not each.settled][: rng.randint(1, 4)]
+            plain = list(takewhile(lambda each: each.state == "queued", open_))
+            return [Delivered(peer, plain[0].seq, plain[-1].seq, step)] if plain else []
+        case 4:
             # Answers settle a stream from its floor on, in order.
             waiting = [each for each in entries if not each.settled][: rng.randint(1, 4)]
             return [
