@@ -120,6 +120,11 @@ _ADVANCE_IN = (
     "UPDATE inbox SET state = ?, failures = ?, changed_ms = ?, mark = ? "  # noqa: S608
     f"WHERE id = ? AND sender = ? AND state < {IN_DONE}"
 )
+# In place when it is the sender's youngest already: a row that is put anew changes two indexes too.
+_MOVE_WATERMARK = (
+    "UPDATE watermarks SET seq = ?4, last = ?5, exceptions = ?6, checksum = ?7 WHERE key = ?1 "
+    "AND rowid = (SELECT max(rowid) FROM watermarks WHERE sender = ?2) AND epoch = ?3"
+)
 _DROP_OLD_WATERMARKS = (
     "DELETE FROM watermarks WHERE sender = ?1 AND rowid <= (SELECT rowid FROM watermarks "
     "WHERE sender = ?1 ORDER BY rowid DESC LIMIT 1 OFFSET ?2)"
@@ -277,9 +282,12 @@ class MailTables:
 
     def _write_watermarks(self, connection: apsw.Connection, marks: Sequence[Watermark]) -> None:
         for mark in marks:
-            connection.execute(*encode_row(mark))
-        for sender in {mark.sender for mark in marks}:
-            connection.execute(_DROP_OLD_WATERMARKS, (sender, WATERMARKS_PER_SENDER_MAX))
+            put, values = encode_row(mark)
+            before = connection.total_changes()
+            connection.execute(_MOVE_WATERMARK, values)
+            if connection.total_changes() == before:
+                connection.execute(put, values)
+                connection.execute(_DROP_OLD_WATERMARKS, (mark.sender, WATERMARKS_PER_SENDER_MAX))
 
     def start_over(self, connection: apsw.Connection) -> None:
         """Numbers can't be trusted any more: all that waits gets new ones, in a new epoch."""

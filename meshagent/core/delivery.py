@@ -252,8 +252,9 @@ class Delivery:
         bodies = [pack_body(message) for _, message in outgoing]
         rows: list[Row] = []
         last: dict[AgentId, int] = {}
+        streams = {peer: self._peer(peer).out for peer in {peer for peer, _ in outgoing}}
         for (peer, message), body in zip(outgoing, bodies, strict=True):
-            stream = self._peer(peer).out
+            stream = streams[peer]
             seq, ident, expires_ms = stream.next_seq, message.id, message.expires_ms
             blobs = _blobs(message) if message.attachments else ()
             stream.add(Item(seq, ident, body, expires_ms, MessageState.QUEUED, bool(blobs)))

@@ -32,6 +32,7 @@ HEADERS_MAX = 32
 DATA_DEPTH_MAX = 64  # lists in lists: whoever prints it as JSON has a stack
 HASH_BYTES = 16
 _NUMBERS_END = 2**63
+_USUAL_KIND = "text"
 _MALFORMED = "A message has a field of the wrong form."
 _DATA_HINT = "Data may hold what JSON can: texts, numbers, lists, objects, true, false, null."
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -97,6 +98,7 @@ class MessageIds:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._at_ms, self._tail = 0, 0
+        self._high, self._beginning = -1, ""
 
     def next(self, now_ms: int) -> str:
         """An id that was never given before."""
@@ -108,10 +110,14 @@ class MessageIds:
             if self._tail >> _TAIL_BITS:
                 self._at_ms, self._tail = self._at_ms + 1, 0
         number = self._at_ms << _TAIL_BITS | self._tail
+        high = number >> 30
+        if high != self._high:
+            pairs = _PAIRS[high >> 20 & 1023], _PAIRS[high >> 10 & 1023], _PAIRS[high & 1023]
+            self._high, self._beginning = high, "".join(pairs)
         return (
-            _PAIRS[number >> 50 & 1023] + _PAIRS[number >> 40 & 1023] + _PAIRS[number >> 30 & 1023]
-            + _PAIRS[number >> 20 & 1023] + _PAIRS[number >> 10 & 1023] + _PAIRS[number & 1023]
-        )  # fmt: skip
+            f"{self._beginning}{_PAIRS[number >> 20 & 1023]}{_PAIRS[number >> 10 & 1023]}"
+            f"{_PAIRS[number & 1023]}"
+        )
 
 
 def body_hash(body: bytes) -> bytes:
@@ -122,13 +128,7 @@ def body_hash(body: bytes) -> bytes:
 def pack_body(message: Message) -> bytes:
     """The bytes that travel and are kept; a message too large for them is refused here."""
     try:
-        body = pack(
-            (
-                message.id, message.kind, message.text, message.created_ms, message.data,
-                message.thread, message.reply_to, message.headers, message.attachments,
-                message.expires_ms, message.hops,
-            )
-        )  # fmt: skip
+        body = pack(message)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"The message's data can't be sent: {error}.", hint=_DATA_HINT) from None
     if len(body) > INLINE_BYTES_MAX:
@@ -140,12 +140,7 @@ def pack_body(message: Message) -> bytes:
                 hint="Send it as an attachment instead.",
             )
     if message.data is None and not message.headers and not message.attachments:
-        well = _is_well_formed(
-            message.id, message.kind, message.text, message.created_ms, None, message.thread,
-            message.reply_to, message.headers, message.attachments, message.expires_ms,
-            message.hops,
-        )  # fmt: skip
-        if not well:
+        if not _is_well_formed(*message):
             raise UsageError(f"The message can't be sent: {_MALFORMED}")
         return body
     try:
@@ -176,7 +171,7 @@ def _is_well_formed(
 ) -> bool:  # fmt: skip
     return (
         is_id(ident)
-        and is_id(kind)
+        and (kind == _USUAL_KIND or is_id(kind))
         and type(text) is str
         and (thread == "" or is_id(thread))
         and (reply_to == "" or is_id(reply_to))

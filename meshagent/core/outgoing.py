@@ -24,22 +24,29 @@ WINDOW_ITEMS_MAX = 4096  # in memory per linked peer: a few round trips at full 
 WINDOW_BYTES_MAX = 8 * 1024 * 1024  # eight of the largest messages
 FRAME_BYTES_MAX = 256 * 1024  # a batch; one larger message travels alone
 GAP_PAUSE_S = 0.2  # a round trip: every frame behind a lost one is answered with the same gap
+ITEM_BYTES = 64  # of an item beside its body
 WITHDRAWN = frozenset({MessageState.EXPIRED, MessageState.CANCELLED})
 
 
-@dataclass(slots=True)
 class Item:
-    """One message of a stream. `body` is None once it was withdrawn."""
+    """One message of a stream. `body` is None once it was withdrawn.
 
-    seq: int
-    id: str
+    `attached`: its recipient says that it was delivered when it has its attachments too. `size` is
+    what it takes in memory and on the wire.
+    """
+
+    __slots__ = ("_kept_hash", "attached", "body", "expires_ms", "id", "seq", "size", "state")
+
+    def __init__(
+        self, seq: int, ident: str, body: bytes, expires_ms: int, state: MessageState,
+        attached: bool = False,
+    ) -> None:  # fmt: skip
+        self.seq, self.id, self.body = seq, ident, body
+        self.expires_ms, self.state, self.attached = expires_ms, state, attached
+        self.size = ITEM_BYTES + len(body)
+
     body: bytes | None
-    expires_ms: int
-    state: MessageState
-    attached: bool = False
-    """Its recipient says that it was delivered when it has its attachments too."""
-    kept_hash: bytes = b""
-    """Of a body that is not carried any more."""
+    _kept_hash: bytes
 
     @classmethod
     def from_entry(cls, entry: OutEntry) -> Item:
@@ -52,17 +59,13 @@ class Item:
 
     def withdraw(self, state: MessageState) -> None:
         """Its number carries nothing from now on."""
-        self.kept_hash, self.body, self.state = self.hash, None, state
+        self._kept_hash, self.body, self.state = self.hash, None, state
+        self.size = ITEM_BYTES
 
     @property
     def hash(self) -> bytes:
         """What an answer names it by; few are ever asked for it."""
-        return self.kept_hash if self.body is None else body_hash(self.body)
-
-    @property
-    def size(self) -> int:
-        """What it takes in memory and on the wire."""
-        return 64 + (len(self.body) if self.body is not None else 0)
+        return self._kept_hash if self.body is None else body_hash(self.body)
 
 
 @dataclass(slots=True)
@@ -131,8 +134,10 @@ class SendStream:
         """A new message: kept in memory when it is next in line and there is room."""
         assert item.seq == self.next_seq
         self.next_seq += 1
-        if self.linked and self.loaded == item.seq - 1 and self._has_room():
-            self._append(item)
+        items = self.items
+        if self.linked and self.floor + len(items) == item.seq and self._has_room():
+            items.append(item)
+            self.loaded_bytes += item.size
 
     def wants_more(self) -> bool:
         """Whether the next ones should be read from disk."""
@@ -152,7 +157,8 @@ class SendStream:
             return []
         for item in items:
             if item.seq == self.loaded + 1 and self._has_room():
-                self._append(item)
+                self.items.append(item)
+                self.loaded_bytes += item.size
         return items
 
     def next_frame(self) -> Mail | None:
@@ -240,10 +246,6 @@ class SendStream:
         """The item with this number, when it is in memory."""
         at = seq - self.floor
         return self.items[at] if 0 <= at < len(self.items) else None
-
-    def _append(self, item: Item) -> None:
-        self.items.append(item)
-        self.loaded_bytes += item.size
 
     def _has_room(self) -> bool:
         return len(self.items) < WINDOW_ITEMS_MAX and self.loaded_bytes < WINDOW_BYTES_MAX

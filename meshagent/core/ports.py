@@ -17,6 +17,7 @@ from meshagent.errors import MeshError
 __all__ = [
     "Announcement",
     "Arrived",
+    "Delivered",
     "Discovery",
     "InEntry",
     "InRow",

@@ -250,7 +250,7 @@ class Driver:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         over = UsageError("The node ended before the message was kept.")
-        _refuse([*self._batch, *self._waiting], over)
+        _tell([*self._batch, *self._waiting], over)
         _answer([each.accepted for each in self._handed_in], over)
         while self._started:
             try:
@@ -688,6 +688,7 @@ class Driver:
     def _committed(self, notes: list[OutState | Delivered], error: MeshError | None) -> None:
         batch, self._batch = self._batch, []
         if self._mesh is None:
+            _tell(batch, error)  # the node ends, and nothing more comes of it
             return
         try:
             if error is None:
@@ -709,7 +710,7 @@ class Driver:
 
     def _fail(self, batch: list[list[Effect]], error: MeshError) -> None:
         """Nothing of delivery leaves; membership goes on, since its rows are only hints."""
-        _refuse(batch, error)
+        _tell(batch, error)
         effects = [each for effects in batch for each in effects]
         kept: list[Effect] = [
             e
@@ -841,8 +842,8 @@ def _noted(batch: Sequence[Sequence[Effect]]) -> list[OutState | Delivered]:
     return [row for effects in batch for e in effects if type(e) is Note for row in e.rows]
 
 
-def _refuse(batch: Sequence[Sequence[Effect]], error: MeshError) -> None:
-    """Tell all that handed something in."""
+def _tell(batch: Sequence[Sequence[Effect]], error: MeshError | None) -> None:
+    """Whoever handed something in hears that it is kept, or why not."""
     for effects in batch:
         for effect in effects:
             if isinstance(effect, Accepted):

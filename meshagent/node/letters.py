@@ -33,8 +33,6 @@ class Receipt:
     """How far a message of ours has come. It is durable: the message stays queued until it ends."""
 
     __slots__ = ("__weakref__", "_history", "_waiting", "id", "reason", "state", "to")
-    _history: tuple[MessageState, ...]
-    _waiting: list[tuple[int, asyncio.Future[None]]] | None
 
     def __init__(self, ident: str, to: str) -> None:
         self.id = ident
@@ -42,7 +40,8 @@ class Receipt:
         self.state = MessageState.QUEUED
         self.reason = ""
         self._history = _BEGINNING
-        self._waiting = None
+        self._waiting: tuple[tuple[int, asyncio.Future[None]], ...] = ()
+        """Who waits, and for which rank."""
 
     def __repr__(self) -> str:
         return f"<Receipt {self.id} to {self.to}: {self.state.value}>"
@@ -52,8 +51,11 @@ class Receipt:
 
         MeshError when it ended otherwise: expired, refused (with the reason) or cancelled.
         """
-        if timeout is None and self.state in _ON_ITS_WAY:  # most often: nothing to set up
-            await self._change(DELIVERED_RANK)
+        if timeout is None:  # most often: nothing to set up
+            while self.state in _ON_ITS_WAY:
+                await self._change(DELIVERED_RANK)
+            if self.state not in _FAILED:
+                return self
         return await self.reached(MessageState.DELIVERED, timeout)
 
     async def reached(self, state: MessageState | str, timeout: float | None = None) -> Receipt:
@@ -99,30 +101,17 @@ class Receipt:
             return
         self.state, self.reason = state, reason
         self._history += (state,)
-        if self._waiting:
-            reached = progress if state not in _FAILED else _END_RANK
-            waiting, self._waiting = self._waiting, None
-            for each in waiting:
-                if each[0] > reached:
-                    self._wait(each)
-                elif not each[1].done():
-                    each[1].set_result(None)
+        reached = progress if state not in _FAILED else _END_RANK
+        for rank, change in self._waiting:
+            if rank <= reached and not change.done():
+                change.set_result(None)
 
-    async def _change(self, rank: int = 0) -> None:
-        """Until it has come so far, or has ended: nobody is woken for less."""
-        waiting = (rank, asyncio.get_running_loop().create_future())
-        self._wait(waiting)
-        try:
-            await waiting[1]
-        except asyncio.CancelledError:
-            if self._waiting and waiting in self._waiting:  # who asks often must leave nothing
-                self._waiting.remove(waiting)
-            raise
-
-    def _wait(self, waiting: tuple[int, asyncio.Future[None]]) -> None:
-        if self._waiting is None:
-            self._waiting = []
-        self._waiting.append(waiting)
+    def _change(self, rank: int = 0) -> asyncio.Future[None]:
+        """Done when it has come so far, or has ended: nobody is woken for less."""
+        change = asyncio.get_running_loop().create_future()
+        still = [each for each in self._waiting if not each[1].done()] if self._waiting else ()
+        self._waiting = (*still, (rank, change))  # who asks often leaves one behind, not many
+        return change
 
 
 class ReceiptBook:

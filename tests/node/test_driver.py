@@ -198,6 +198,29 @@ def test_what_was_decided_behind_a_failed_commit_is_not_kept_without_it() -> Non
     run(script)
 
 
+def test_a_send_whose_commit_is_under_way_when_the_node_ends_does_not_wait_for_ever() -> None:
+    async def whole() -> None:
+        store = MemoryStore()
+        driver = node(store)
+        await driver.start("127.0.0.1", [0])
+        store.hold()
+        sending = [
+            asyncio.create_task(driver.send([(BOB.agent, Message(ident, "text", "", 1))]))
+            for ident in ("under way", "behind it")
+        ]
+        while not store.waiting:  # noqa: ASYNC110 - until the commit is under way
+            await asyncio.sleep(0)
+        later = asyncio.create_task(driver.committed())
+        stopping = asyncio.create_task(driver.stop())
+        await asyncio.sleep(0)
+        store.let_go()
+        async with asyncio.timeout(5):
+            await stopping
+            await asyncio.gather(*sending, later, return_exceptions=True)
+
+    asyncio.run(whole())
+
+
 def test_who_was_met_last_is_on_disk_when_the_node_has_ended() -> None:
     async def whole() -> None:
         store = MemoryStore()
