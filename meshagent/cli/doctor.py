@@ -34,18 +34,23 @@ TEXT_WIDTH_MIN = 30  # in a narrower terminal lines run over its edge rather tha
     envvar="MESHAGENT_LISTEN",
     help="Look at this address only, as a node that listens there would.",
 )
+@click.option("--files", is_flag=True, help="Read all attachments again; set damaged ones aside.")
 @common_options
-def command(common: Common, peer: str | None, listen: str | None) -> None:
+def command(common: Common, peer: str | None, listen: str | None, files: bool) -> None:
     """Explain why a peer is not visible: what works, what does not, and what to do.
 
-    PEER (an id, a prefix, a name, or host:port) is explained in particular. Nothing is changed.
+    PEER (an id, a prefix, a name, or host:port) is explained in particular. Nothing is changed,
+    but for a damaged attachment that --files finds: that one is set aside, and can be fetched anew.
 
     Example:  meshagent doctor backend
     """
+    from meshagent.cli.progress import ProgressLine
     from meshagent.diagnosis.examination import examine
 
     chosen = Path(common.dir) if common.dir else None
-    findings = examine(Path.cwd(), os.environ, chosen, listen, peer, common.agent)
+    with ProgressLine("Reading attachments", common.quiet or common.json) as line:
+        watch = line.update if files else None
+        findings = examine(Path.cwd(), os.environ, chosen, listen, peer, common.agent, watch)
     if common.json:
         print_json([each.view() for each in findings])
         return

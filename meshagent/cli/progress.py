@@ -24,8 +24,7 @@ class ProgressLine:
     def __init__(self, label: str, quiet: bool = False) -> None:
         self._label = label
         self._shows = not quiet and sys.stderr.isatty()
-        self._started = time.monotonic()
-        self._next = self._started + PATIENCE_S
+        self._started = self._next = 0.0
         self._before = 0
         self._drawn = False
 
@@ -46,6 +45,7 @@ class ProgressLine:
         now = time.monotonic()
         if not self._before:
             self._before = done or 1  # what was there before took no time of ours
+            self._started, self._next = now, now + PATIENCE_S
         if not self._shows or now < self._next:
             return
         self._next = now + REDRAW_S
