@@ -69,9 +69,13 @@ def print_messages(messages: Sequence[Mapping[str, Any]], me: str) -> None:
 
 
 def attachment_text(attachment: Mapping[str, Any]) -> str:
-    """`[shot.png 20 KiB image/png]`, and how far it has come when it is not here."""
+    """`[shot.png 20 KiB image/png]`, and how far it has come when it is not here.
+
+    Before that its type is only what its sender says.
+    """
     name, size = plain(attachment["name"]), attachment["size"]
-    words = [name, size_text(size), attachment["mime"]]
+    claim = "" if attachment["state"] == "ready" else "said to be "
+    words = [name, size_text(size), claim + plain(attachment["mime"])]
     if attachment["state"] == "receiving":
         share = 100 * attachment["received"] // size if size else 0
         words.append(f"receiving {share}%")
