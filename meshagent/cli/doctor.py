@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,12 +45,11 @@ def command(common: Common, peer: str | None, listen: str | None, files: bool) -
 
     Example:  meshagent doctor backend
     """
-    from meshagent.cli.progress import ProgressLine
     from meshagent.diagnosis.examination import examine
 
     chosen = Path(common.dir) if common.dir else None
-    with ProgressLine("Reading attachments", common.quiet or common.json) as line:
-        watch = line.update if files else None
+    with contextlib.ExitStack() as stack:
+        watch = _watcher(stack, common.quiet or common.json) if files else None
         findings = examine(Path.cwd(), os.environ, chosen, listen, peer, common.agent, watch)
     if common.json:
         print_json([each.view() for each in findings])
@@ -59,6 +59,20 @@ def command(common: Common, peer: str | None, listen: str | None, files: bool) -
     _print_findings(problems if common.quiet else shown)
     if not common.quiet:
         click.echo("\n" + _conclusion(len(problems)))
+
+
+def _watcher(stack: contextlib.ExitStack, quiet: bool) -> Callable[[int, int | None], None]:
+    """Shows how far it has come with the files, from when it comes to them."""
+    from meshagent.cli.progress import ProgressLine
+
+    lines: list[ProgressLine] = []
+
+    def watch(done: int, total: int | None) -> None:
+        if not lines:
+            lines.append(stack.enter_context(ProgressLine("Reading attachments", quiet)))
+        lines[0].update(done, total)
+
+    return watch
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:

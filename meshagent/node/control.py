@@ -52,6 +52,7 @@ class ControlServer:
         self._idle_since = time.monotonic()
         self._verbs: dict[str, Callable[[dict[str, Any]], Any]] = {
             "peers": lambda _: {"me": driver.me_view(), "peers": driver.peers_view()},
+            "recipients": lambda request: mailroom.recipients(str(request.get("to"))),
             "status": self._status,
             "leave": self._leave,
         }
