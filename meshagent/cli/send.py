@@ -57,11 +57,12 @@ def command(common: Common, peer: str, text: str | None, wait: float, **rest: An
     _check_files(rest["attach"], rest["attach_name"])
     mesh = open_mesh(common.dir, make_personal=True)
     quiet = common.quiet or common.json
+    if rest["attach"]:  # that nobody is called so is told before gigabytes are read
+        with session_or_start(mesh, common.agent) as session:
+            session.ask("recipients", to=peer)
+    attach = _stored(mesh, rest["attach"], rest["attach_name"], quiet)
+    started = time.monotonic()
     with session_or_start(mesh, common.agent) as session:
-        if rest["attach"]:
-            session.ask("recipients", to=peer)  # nobody there is told before gigabytes are read
-        attach = _stored(mesh, rest["attach"], rest["attach_name"], quiet)
-        started = time.monotonic()
         try:
             receipts = session.ask(
                 "send", to=peer, text=text, ttl_s=ttl, thread=rest["thread"],
