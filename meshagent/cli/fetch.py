@@ -10,7 +10,7 @@ import click
 
 from meshagent.cli.mail import attachment_text, plain
 from meshagent.cli.options import Common, common_options
-from meshagent.cli.output import notice, print_json
+from meshagent.cli.output import print_json
 
 if TYPE_CHECKING:
     from meshagent.session import Session
@@ -54,7 +54,7 @@ def fetched(session: Session, ident: str, quiet: bool) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = session.ask("fetch", ident=message["id"])
         except KeyboardInterrupt:
-            notice("It goes on in the background. See: meshagent inbox", quiet)
+            line.say("It goes on in the background. See: meshagent inbox")
             raise
         finally:
             done.set()

@@ -78,7 +78,9 @@ def _copy(attachment: dict[str, Any], target: Path, line: ProgressLine) -> None:
                 copy.write(block)
                 line.update(copy.tell(), size)
     except LimitReached as error:  # unlike an attachment that comes, it does not go on by itself
-        raise LimitReached(error.message, hint=f"Free some space. {ELSEWHERE}") from None
+        raise LimitReached(
+            error.message, hint="Free some space, or choose another folder with --to."
+        ) from None
     except StorageError as error:
         raise StorageError(error.message, hint=ELSEWHERE) from None
 
