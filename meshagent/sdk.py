@@ -140,7 +140,10 @@ class Node:
             came = self._driver.mail_came
             for entry in await self._mailroom.entries(after):
                 after = entry.position
-                yield Letter(entry, self._mailroom)
+                letter = Letter(entry, self._mailroom)
+                for each in letter.attachments:
+                    await each.look()
+                yield letter
             if came is self._driver.mail_came and not await self._driver.wait_for_mail(came):
                 return
 

@@ -166,11 +166,11 @@ class BlobStore:
         self._room.forget()
         return swept
 
-    def verify(self, sha256: bytes) -> bool:
+    def verify(self, sha256: bytes, progress: Progress | None = None) -> bool:
         """Hash the blob again; a damaged one is moved to `damaged`, so that it is fetched anew."""
         folder, name = _names(sha256)
         with self.open(sha256) as reader:
-            if reader.digest() == sha256:
+            if reader.digest(progress) == sha256:
                 return True
             damaged = reader.identity()
         with (
@@ -304,10 +304,11 @@ class Reader:
         with mapped_errors(self._path, "read"):
             return os.pread(self._descriptor, length, 0)
 
-    def digest(self) -> bytes:
+    def digest(self, progress: Progress | None = None) -> bytes:
         """The SHA-256 of all of it, as the disk has it now; empty when the disk can't read it."""
-        found, at = hashlib.sha256(), 0
+        found, at, report = hashlib.sha256(), 0, progress or _no_report
         with mapped_errors(self._path, "read"):
+            _forget_cached(self._descriptor)
             while True:
                 try:
                     block = os.pread(self._descriptor, READ_BYTES, at)
@@ -319,6 +320,7 @@ class Reader:
                     return found.digest()
                 found.update(block)
                 at += len(block)
+                report(at, self.size)
 
     def identity(self) -> os.stat_result:
         """Which file this is, whatever it is called now."""
@@ -386,6 +388,13 @@ def _described(sha256: bytes, size: int, head: bytes) -> Stored:
     width, height = dimensions(head)
     mime = mime_type(head, whole=size <= len(head))
     return Stored(sha256, size, mime, width, height)
+
+
+def _forget_cached(descriptor: int) -> None:
+    """What is read next comes from the disk; memory may still hold what the disk has lost."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):  # a filesystem that can't need not
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _no_report(done: int, total: int | None) -> None:

@@ -155,8 +155,10 @@ def _unreadable(name: str) -> Iterator[None]:
             reason = "it is not a file but a socket or a device without a driver"
         else:
             reason = _REASONS.get(error.errno or 0, error.strerror or "the system gave no reason")
+        denied = error.errno in (errno.EACCES, errno.EPERM)
+        hint = "Make it readable, or attach a copy that is." if denied else "Check the path."
         raise UsageError(
-            f"Can't attach {name}: {reason}.", hint="Check the path.", path=name, errno=error.errno
+            f"Can't attach {name}: {reason}.", hint=hint, path=name, errno=error.errno
         ) from error
     except ValueError as error:  # a NUL in the path, or a stream that was closed
         raise UsageError(f"Can't attach {name!r}: {error}.", hint="Check the path.") from error

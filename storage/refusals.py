@@ -101,7 +101,7 @@ class TypeNotAllowed(LimitReached):
 
 
 class DiskFull(LimitReached):
-    """The disk has too little space; it is worth trying again."""
+    """The disk has too little space; it is worth trying again. `reason` says it in short."""
 
     def __init__(self, path: Path, wanted: int, free: int, margin: int) -> None:
         super().__init__(
@@ -114,6 +114,9 @@ class DiskFull(LimitReached):
             margin=margin,
             permanent=False,
         )
+        self.reason = "the disk is full"
+        if margin:  # it was asked for as a whole, so it is known how much is missing
+            self.reason += f": {as_size(wanted + margin - free)} more are needed"
 
 
 class TooManyPartials(LimitReached):

@@ -21,7 +21,8 @@ TEXT = "text/plain"
 UNKNOWN = "application/octet-stream"
 
 _WELL_FORMED = re.compile(r"[a-z0-9][a-z0-9.+-]{0,62}/[a-z0-9][a-z0-9.+-]{0,62}")
-_TEXT_CONTROLS = frozenset(range(32)) - {7, 8, 9, 10, 12, 13, 27}  # a log may ring and use colours
+# A log may ring and use colours; the other controls are in no text.
+_NOT_IN_TEXT = bytes(sorted(set(range(32)) - {7, 8, 9, 10, 12, 13, 27}))
 
 # Those that people attach every day, and the types that the library names oddly or not at all.
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
@@ -79,7 +80,7 @@ def _reads_as_text(head: bytes, whole: bool) -> bool:
         codecs.getincrementaldecoder("utf-8")().decode(head, final=whole)
     except UnicodeDecodeError:
         return False
-    return _TEXT_CONTROLS.isdisjoint(head)
+    return len(head.translate(None, _NOT_IN_TEXT)) == len(head)
 
 
 def _text_type(head: bytes, whole: bool) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,18 +35,22 @@ TEXT_WIDTH_MIN = 30  # in a narrower terminal lines run over its edge rather tha
     envvar="MESHAGENT_LISTEN",
     help="Look at this address only, as a node that listens there would.",
 )
+@click.option("--files", is_flag=True, help="Read all attachments again; set damaged ones aside.")
 @common_options
-def command(common: Common, peer: str | None, listen: str | None) -> None:
+def command(common: Common, peer: str | None, listen: str | None, files: bool) -> None:
     """Explain why a peer is not visible: what works, what does not, and what to do.
 
-    PEER (an id, a prefix, a name, or host:port) is explained in particular. Nothing is changed.
+    PEER (an id, a prefix, a name, or host:port) is explained in particular. Nothing is changed,
+    but for a damaged attachment that --files finds: that one is set aside, and can be fetched anew.
 
     Example:  meshagent doctor backend
     """
     from meshagent.diagnosis.examination import examine
 
     chosen = Path(common.dir) if common.dir else None
-    findings = examine(Path.cwd(), os.environ, chosen, listen, peer, common.agent)
+    with contextlib.ExitStack() as stack:
+        watch = _watcher(stack, common.quiet or common.json) if files else None
+        findings = examine(Path.cwd(), os.environ, chosen, listen, peer, common.agent, watch)
     if common.json:
         print_json([each.view() for each in findings])
         return
@@ -54,6 +59,20 @@ def command(common: Common, peer: str | None, listen: str | None) -> None:
     _print_findings(problems if common.quiet else shown)
     if not common.quiet:
         click.echo("\n" + _conclusion(len(problems)))
+
+
+def _watcher(stack: contextlib.ExitStack, quiet: bool) -> Callable[[int, int | None], None]:
+    """Shows how far it has come with the files, from when it comes to them."""
+    from meshagent.cli.progress import ProgressLine
+
+    lines: list[ProgressLine] = []
+
+    def watch(done: int, total: int | None) -> None:
+        if not lines:
+            lines.append(stack.enter_context(ProgressLine("Reading attachments", quiet)))
+        lines[0].update(done, total)
+
+    return watch
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshagent.cli.mail import attachment_text
+from meshagent.cli.mail import attachment_text, plain
 from meshagent.cli.options import Common, common_options
 from meshagent.cli.output import print_json
 
@@ -53,6 +53,9 @@ def fetched(session: Session, ident: str, quiet: bool) -> dict[str, Any]:
         watcher.start()
         try:
             answer: dict[str, Any] = session.ask("fetch", ident=message["id"])
+        except KeyboardInterrupt:
+            line.say("It goes on in the background. See: meshagent inbox")
+            raise
         finally:
             done.set()
             watcher.join()
@@ -69,5 +72,8 @@ def _watch(session: Session, ident: str, line: Any, done: threading.Event) -> No
                 attachments = looking.ask("message", ident=ident)["attachments"]
                 received = sum(each["received"] for each in attachments)
                 line.update(received, sum(each["size"] for each in attachments))
+                for each in attachments:
+                    if each["reason"]:
+                        line.say(f"{plain(each['name'])} waits: {plain(each['reason'])}.")
     except MeshError:
         return  # the one that fetches says what is wrong

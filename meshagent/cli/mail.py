@@ -26,6 +26,7 @@ STATE_COLOURS = {
     "parked": "red",
     "cancelled": "bright_black",
 }
+UNKNOWN_TYPE = "application/octet-stream"  # whoever says so says nothing
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "": 1}
 
 
@@ -69,17 +70,23 @@ def print_messages(messages: Sequence[Mapping[str, Any]], me: str) -> None:
 
 
 def attachment_text(attachment: Mapping[str, Any]) -> str:
-    """`[shot.png 20 KiB image/png]`, and how far it has come when it is not here."""
-    name, size = plain(attachment["name"]), attachment["size"]
-    words = [name, size_text(size), attachment["mime"]]
+    """`[shot.png 20 KiB image/png]`, and how far it has come when it is not here.
+
+    Before that its type is only what its sender says.
+    """
+    name, size, mime = plain(attachment["name"]), attachment["size"], plain(attachment["mime"])
+    if attachment["state"] == "ready":
+        return f"[{name} {size_text(size)} {mime}]"
+    words = [f"{name} {size_text(size)}"]
+    if mime != UNKNOWN_TYPE:
+        words.append(f"said to be {mime}")
     if attachment["state"] == "receiving":
         share = 100 * attachment["received"] // size if size else 0
-        words.append(f"receiving {share}%")
-        if attachment["reason"]:
-            words.append(f"({plain(attachment['reason'])})")
-    elif attachment["state"] == "remote":
+        why = f" ({plain(attachment['reason'])})" if attachment["reason"] else ""
+        words.append(f"receiving {share}%{why}")
+    else:
         words.append("not fetched")
-    return f"[{' '.join(words)}]"
+    return f"[{', '.join(words)}]"
 
 
 def print_message(message: Mapping[str, Any]) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
 from meshagent.cli.fetch import fetched
 from meshagent.cli.options import Common, common_options
 from meshagent.cli.output import print_json, size_text
-from meshagent.errors import NoSuchPeer, StorageError
+from meshagent.cli.progress import ProgressLine
+from meshagent.errors import LimitReached, NoSuchPeer, StorageError
 
 __all__ = ["command"]
+
+BLOCK_BYTES = 1024 * 1024
+ELSEWHERE = "Choose another folder with --to."
 
 
 @click.command("save")
@@ -36,8 +42,9 @@ def command(common: Common, ident: str, to: str) -> None:
     folder = _folder(to)
     saved = []
     for each in message["attachments"]:
-        taken = [entry.name for entry in folder.iterdir()]
-        path = _copy(each, folder / file_name(each["name"], taken))
+        path = folder / file_name(each["name"], _names_in(folder))
+        with ProgressLine(f"Saving {path.name}", common.quiet or common.json) as line:
+            _copy(each, path, line)
         saved.append({"name": each["name"], "file": str(path), "size": each["size"]})
         if not common.json:
             click.echo(f"{path}  {size_text(each['size'])}")
@@ -50,25 +57,56 @@ def _folder(to: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(
-            f"Can't save in {folder}: {error.strerror}.", hint="Choose another folder with --to."
-        ) from None
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        why = "it is not a folder" if is_file else error.strerror
+        raise StorageError(f"Can't save in {folder}: {why}.", hint=ELSEWHERE) from None
     return folder
 
 
-def _copy(attachment: dict[str, Any], target: Path) -> Path:
+def _copy(attachment: dict[str, Any], target: Path, line: ProgressLine) -> None:
     """A new file with the blob's bytes; never through a link, never over another file."""
-    import shutil
-
     from meshagent.storage.refusals import mapped_to_disk_full
 
-    with mapped_to_disk_full(target, "write", attachment["size"]):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(target, flags, 0o666)
-        try:
-            with open(attachment["path"], "rb") as source, open(descriptor, "wb") as copy:
-                shutil.copyfileobj(source, copy, 1024 * 1024)
-        except BaseException:
-            target.unlink(missing_ok=True)
-            raise
-    return target
+    size = attachment["size"]
+    try:
+        with (
+            _opened(Path(attachment["path"])) as source,
+            mapped_to_disk_full(target, "write", size),
+            _new_file(target) as copy,
+        ):
+            while block := source.read(BLOCK_BYTES):
+                copy.write(block)
+                line.update(copy.tell(), size)
+    except LimitReached as error:  # unlike an attachment that comes, it does not go on by itself
+        raise LimitReached(
+            error.message, hint="Free some space, or choose another folder with --to."
+        ) from None
+    except StorageError as error:
+        raise StorageError(error.message, hint=ELSEWHERE) from None
+
+
+def _names_in(folder: Path) -> list[str]:
+    from meshagent.storage.files import mapped_errors
+
+    with mapped_errors(folder, "list"):
+        return os.listdir(folder)
+
+
+def _opened(path: Path) -> BinaryIO:
+    from meshagent.storage.files import mapped_errors
+
+    with mapped_errors(path, "read"):
+        return path.open("rb")
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """Removed again when it does not become whole."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise

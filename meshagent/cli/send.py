@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshagent.cli.mail import parse_duration, receipt_line
+from meshagent.cli.mail import parse_duration, plain, receipt_line
 from meshagent.cli.options import Common, common_options
 from meshagent.cli.output import notice, print_json
-from meshagent.errors import DeliveryTimeout, UsageError
+from meshagent.errors import DeliveryTimeout, LimitReached, UsageError
 
 if TYPE_CHECKING:
     from meshagent.storage.folder import MeshFolder
@@ -53,30 +54,50 @@ def command(common: Common, peer: str, text: str | None, wait: float, **rest: An
 
     text = _text(text, rest["attach"])
     ttl = None if rest["ttl"] is None else parse_duration(rest["ttl"])
+    _check_files(rest["attach"], rest["attach_name"])
     mesh = open_mesh(common.dir, make_personal=True)
-    attach = _stored(mesh, rest["attach"], rest["attach_name"], common.quiet or common.json)
+    quiet = common.quiet or common.json
+    if rest["attach"]:  # that nobody is called so is told before gigabytes are read
+        with session_or_start(mesh, common.agent) as session:
+            session.ask("recipients", to=peer)
+    attach = _stored(mesh, rest["attach"], rest["attach_name"], quiet)
     started = time.monotonic()
     with session_or_start(mesh, common.agent) as session:
-        receipts = session.ask(
-            "send", to=peer, text=text, ttl_s=ttl, thread=rest["thread"],
-            reply_to=rest["reply_to"], wait_s=max(0.0, wait),
-            strict=rest["strict"], attach=attach,
-        )  # fmt: skip
+        try:
+            receipts = session.ask(
+                "send", to=peer, text=text, ttl_s=ttl, thread=rest["thread"],
+                reply_to=rest["reply_to"], wait_s=max(0.0, wait),
+                strict=rest["strict"], attach=attach,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            notice("Not waiting for it any longer. What waits: meshagent outbox", quiet)
+            raise
     elapsed_ms = round((time.monotonic() - started) * 1000, 1)
     for receipt in receipts:
         receipt["elapsed_ms"] = elapsed_ms
     _show(receipts, common)
+    _judge(receipts, wait, rest["strict"], bool(attach), quiet)
+
+
+def _judge(
+    receipts: list[dict[str, Any]], wait: float, strict: bool, has_files: bool, quiet: bool
+) -> None:
+    """Raise when it has failed; say what becomes of it when it is not there yet."""
     if failed := [each for each in receipts if each["state"] in FAILED]:
         ends = ", ".join(f"{each['state']} for {each['to']}" for each in failed)
         raise DeliveryTimeout(f"Not delivered: {ends}.", hint="See: meshagent log")
     late = [each for each in receipts if each["state"] not in ARRIVED]
-    if late and rest["strict"]:
+    if late and strict:
         raise DeliveryTimeout(
             f"Not delivered within {wait:g} s; it stays queued.", hint="See: meshagent outbox"
         )
-    if late:
-        names = ", ".join(each["to"] for each in late)
-        notice(f"Queued: it goes out by itself when {names} is here.", common.quiet or common.json)
+    queued = ", ".join(each["to"] for each in late if each["state"] == "queued")
+    on_its_way = ", ".join(each["to"] for each in late if each["state"] != "queued")
+    if queued:
+        notice(f"Queued: it goes out by itself when {queued} is here.", quiet)
+    if on_its_way:
+        until = "its files are whole there" if has_files else "it is safe there"
+        notice(f"On its way to {on_its_way}: delivered when {until}.", quiet)
 
 
 def _show(receipts: list[dict[str, Any]], common: Common) -> None:
@@ -87,25 +108,37 @@ def _show(receipts: list[dict[str, Any]], common: Common) -> None:
         click.echo(receipt_line(receipt))
 
 
-def _stored(
-    mesh: MeshFolder, files: Sequence[str], stream_name: str, quiet: bool
-) -> list[tuple[str, str]]:
-    """Each file copied into the mesh's store as it is now: its name and SHA-256."""
+def _check_files(files: Sequence[str], stream_name: str) -> None:
     if files.count("-") > 1:
         raise UsageError("Standard input can be attached once.")
     if stream_name and "-" not in files:
         raise UsageError("--attach-name names standard input.", hint="Say --attach - too.")
+
+
+def _stored(
+    mesh: MeshFolder, files: Sequence[str], stream_name: str, quiet: bool
+) -> list[tuple[str, str]]:
+    """Each file copied into the mesh's store as it is now: its name and SHA-256."""
     if not files:
         return []
     from meshagent.cli.progress import ProgressLine
     from meshagent.session import open_blobs
+    from meshagent.storage.refusals import DiskFull
 
     blobs, stored = open_blobs(mesh), []
     for file in files:
         source = sys.stdin.buffer if file == "-" else Path(file)
         name = (stream_name or "stdin") if file == "-" else Path(file).name
-        with ProgressLine(f"Reading {name}", quiet) as line:
-            stored.append((name, blobs.put(source, line.update).sha256.hex()))
+        # A file's name is bytes, and may be no text; what it is called there is text.
+        name = os.fsencode(name).decode("utf-8", "replace")
+        try:
+            with ProgressLine(f"Reading {plain(name)}", quiet) as line:
+                stored.append((name, blobs.put(source, line.update).sha256.hex()))
+        except DiskFull as error:  # unlike an attachment that comes, it does not go on by itself
+            raise LimitReached(error.message, hint="Free some space, and send it again.") from None
+        except KeyboardInterrupt:
+            notice("Nothing was sent.", quiet)
+            raise
     return stored
 
 

@@ -1,6 +1,7 @@
 """The whole examination: asks in an order in which each answer tells what to ask next.
 
-Invariant: it ends within a few seconds whatever hangs, and leaves every file as it was.
+Invariant: it ends within a few seconds whatever hangs, and leaves every file as it was. The one
+exception is asked for: to read all attachments again takes its time, and sets damaged ones aside.
 """
 
 from __future__ import annotations
@@ -14,22 +15,26 @@ from pathlib import Path
 
 from meshagent._version import __version__
 from meshagent.core.identity import MeshSecret
-from meshagent.diagnosis import folder, network, nodes, peers, probes
+from meshagent.diagnosis import files, folder, network, nodes, peers, probes
 from meshagent.diagnosis.finding import Finding, State, few, note, ok, problem
 from meshagent.discovery.addresses import is_address
 from meshagent.discovery.registry import RegistryEntry
 from meshagent.errors import MeshError
-from meshagent.session import runtime_folder
+from meshagent.session import Session, open_blobs, runtime_folder
 from meshagent.storage.agents import list_agents
+from meshagent.storage.auditing import audit, held_in
 from meshagent.storage.folder import KEY_KIND, MeshFolder
+from meshagent.storage.importing import Progress
 from meshagent.storage.mounts import mounted_filesystem
 from meshagent.storage.settings import Settings
+from meshagent.storage.sweeping import DAMAGED
 
 __all__ = ["examine"]
 
 KNOCK_S = probes.RESOLVE_S + probes.DOOR_S + probes.CONNECT_S + 0.5
 OWN_ADDRESSES_MAX = 8
 MULTICAST_HOSTS_MAX = 8
+MESSAGES_LOOKED_AT = 10_000  # the newest of each agent; an older one's damaged file goes unnamed
 
 
 @dataclass(slots=True)
@@ -42,6 +47,7 @@ class Examination:
     listen: str | None
     peer: str | None
     speaker: str
+    watch_files: Progress | None = None
     findings: list[Finding] = field(default_factory=list)
     mesh: MeshFolder | None = None
     settings: Settings = field(default_factory=lambda: Settings("mesh"))
@@ -59,14 +65,16 @@ def examine(
     listen: str | None = None,
     peer: str | None = None,
     speaker: str | None = None,
+    watch_files: Progress | None = None,
 ) -> list[Finding]:
     """Everything there is to say, problems last.
 
     `peer` is explained in particular; `speaker` is the agent whose view of the others counts.
+    With `watch_files`, all attachments are read again, and it hears how many bytes have been.
     """
     speaker = speaker or environ.get("MESHAGENT_AGENT", "")
-    known = Examination(start, environ, chosen, listen, peer, speaker)
-    for check in (_mesh, _registry, _agents, _nodes, _network, _peers, _machine):
+    known = Examination(start, environ, chosen, listen, peer, speaker, watch_files)
+    for check in (_mesh, _registry, _agents, _nodes, _network, _peers, _machine, _files):
         known.findings += _guarded(check, known)
     order = list(State)
     return sorted(known.findings, key=lambda finding: order.index(finding.state))
@@ -303,3 +311,39 @@ def _machine(known: Examination) -> Iterable[Finding]:
     except OSError:
         status = None
     yield folder.check_runtime_folder(sockets, status, os.getuid())
+
+
+# -- attachments ----------------------------------------------------------------------------------
+
+
+def _files(known: Examination) -> Iterable[Finding]:
+    if known.watch_files is None or known.mesh is None:
+        return
+    blobs = open_blobs(known.mesh, known.settings)
+    found = audit(blobs, known.watch_files)
+    yield from files.check_store(found)
+    missing = [*found.damaged, *found.lost]
+    if not missing:
+        return
+    holders = [each.path / "blobs" for each in list_agents(known.mesh)]
+    needed_by = {
+        each: [holder.parent.name for holder in held_in(holders, each)] for each in missing
+    }
+    named = _named(known)
+    yield from files.check_damaged(found.damaged, named, needed_by, blobs.root / DAMAGED)
+    yield from files.check_lost(found.lost, named, needed_by)
+
+
+def _named(known: Examination) -> dict[str, list[files.Naming]]:
+    """What the messages of the agents that run here say of files, by SHA-256."""
+    answering = {report.agent for report in _answering(known)}
+    named: dict[str, list[files.Naming]] = {}
+    for entry in [each for each in known.entries if each.agent in answering]:
+        try:
+            with Session(entry) as session:
+                messages = session.ask("log", limit=MESSAGES_LOOKED_AT)
+        except MeshError:  # it ended meanwhile: its files go unnamed
+            continue
+        for sha256, found in files.namings(entry.agent, messages).items():
+            named.setdefault(sha256, []).extend(found)
+    return named

@@ -19,8 +19,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshagent.core.types import PeerState
-from meshagent.errors import LimitReached, MeshError, RemoteProtocolError, UsageError
+from meshagent.core.types import AgentId, PeerState
+from meshagent.errors import (
+    AmbiguousPeer,
+    LimitReached,
+    MeshError,
+    NoSuchPeer,
+    RemoteProtocolError,
+    UsageError,
+)
 from meshagent.node.driver import Driver
 from meshagent.node.mailroom import Mailroom
 from meshagent.session import REQUEST_BYTES_MAX
@@ -38,6 +45,8 @@ SESSION_CLOSE_TIMEOUT_S = 0.25  # for its last lines; one that does not read mus
 WAIT_MAX_S = 600.0  # for delivery, while a session waits
 GONE_LOOK_S = 1.0  # between looks whether a session that waits without a limit is still there
 ABSENT_WAIT_S = 0.5  # a node that has just started meets its peers within that; others are away
+MEETING_S = 2.0  # from a node's start until it has met whoever can be met, on a busy machine
+LOOK_S = 0.05
 PEERS_CHANNEL = "mesh-peers:/"
 
 
@@ -49,7 +58,7 @@ class ControlServer:
         self._driver, self._mailroom, self._log = driver, mailroom, log
         self._server: asyncio.Server | None = None
         self._sessions: set[asyncio.Task[None]] = set()
-        self._idle_since = time.monotonic()
+        self._began = self._idle_since = time.monotonic()
         self._verbs: dict[str, Callable[[dict[str, Any]], Any]] = {
             "peers": lambda _: {"me": driver.me_view(), "peers": driver.peers_view()},
             "status": self._status,
@@ -57,6 +66,7 @@ class ControlServer:
         }
         self._mail_verbs: dict[str, Callable[..., Awaitable[Any]]] = {
             "send": self._send,
+            "recipients": self._recipients,
             "inbox": mailroom.inbox,
             "read": mailroom.read,
             "done": mailroom.done,
@@ -192,7 +202,7 @@ class ControlServer:
         self, to: str, text: str = "", wait_s: float = 0.0, strict: bool = False, **arguments: Any
     ) -> list[dict[str, Any]]:
         """Send, and wait a while for delivery; durable in any case."""
-        recipients = self._mailroom.recipients(to)
+        recipients = await self._recipients(to)
         receipts = await self._mailroom.send(recipients, [text], **arguments)
         if wait_s > 0:
             await self._wait(receipts, min(wait_s, WAIT_MAX_S), strict)
@@ -200,6 +210,18 @@ class ControlServer:
             {"id": each.id, "to": each.to, "state": each.state.value, "reason": each.reason}
             for each in receipts
         ]
+
+    async def _recipients(self, to: str) -> list[AgentId]:
+        """Whom `to` means; a node that has just started is given a moment to meet them."""
+        while True:
+            try:
+                return self._mailroom.recipients(to)
+            except AmbiguousPeer:
+                raise
+            except NoSuchPeer:
+                if time.monotonic() - self._began > MEETING_S:
+                    raise
+            await asyncio.sleep(LOOK_S)
 
     async def _wait(self, receipts: Sequence[Any], wait_s: float, strict: bool) -> None:
         """For those who are here, or might be in a moment; for all of them when `strict`."""

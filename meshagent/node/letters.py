@@ -144,7 +144,11 @@ class ReceiptBook:
 
 
 class LetterAttachment:
-    """A file that came with a letter. Its bytes must not be changed: other messages share them."""
+    """A file that came with a letter. Its bytes must not be changed: other messages share them.
+
+    What it is (`mime`, `width`, `height`) is its sender's claim until it is here, and then what its
+    contents say.
+    """
 
     def __init__(self, attachment: Attachment, sender: AgentId, room: Mailroom) -> None:
         self._attachment, self._sender, self._room = attachment, sender, room
@@ -165,7 +169,15 @@ class LetterAttachment:
     async def fetch(self, progress: Callable[[int, int], None] | None = None) -> Path:
         """Get it if it is not here; `progress` hears bytes received and the size."""
         await self._room.porter.fetch(self._sender, self._attachment, progress)
+        await self.look()
         return self._room.porter.blobs.path(self._attachment.sha256)
+
+    async def look(self) -> None:
+        """Learn what it is by its contents, if it is here."""
+        sha256 = self._attachment.sha256
+        if self._room.porter.blobs.holds(sha256, self.size):
+            self.mime, width, height = await self._room.kinds.look(sha256)
+            self.width, self.height = width or None, height or None
 
     async def read(self) -> bytes:
         """Its bytes, all at once."""

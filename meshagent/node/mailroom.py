@@ -24,6 +24,7 @@ from meshagent.core.ports import InEntry, InState, LogEntry, OutEntry, Store
 from meshagent.core.types import AgentId, is_agent_id
 from meshagent.errors import MeshError, NoSuchPeer, RemoteProtocolError, UsageError
 from meshagent.node.driver import Driver
+from meshagent.node.kinds import Kinds
 from meshagent.node.letters import Receipt
 from meshagent.node.porter import Porter
 from meshagent.node.views import iso
@@ -44,7 +45,7 @@ class Mailroom:
         self, driver: Driver, store: Store, porter: Porter, known: Callable[[], Sequence[Known]]
     ) -> None:
         self._driver, self._store, self._known = driver, store, known
-        self.porter = porter
+        self.porter, self.kinds = porter, Kinds(porter.describe)
         self._ids = MessageIds(random.Random(random.SystemRandom().getrandbits(128)))
 
     # -- sending ------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ class Mailroom:
             found += [self._in_view(row) for row in reversed(rows)]
             upto = rows[0].position - 1
         held = [self._in_view(row) for row in await self._store.receiving()]
-        return [*found[::-1], *held][-limit:]
+        return await self.kinds.correct_all([*found[::-1], *held][-limit:])
 
     async def newest(self) -> int:
         """The position of the newest message that came."""
@@ -176,7 +177,7 @@ class Mailroom:
     async def since(self, position: int) -> list[tuple[int, dict[str, Any]]]:
         """Every message beyond a position, with its own."""
         rows = await self._store.inbox(position, SCAN_ROWS)
-        return [(row.position, self._in_view(row)) for row in rows]
+        return [(row.position, await self.kinds.correct(self._in_view(row))) for row in rows]
 
     async def entries(self, after: int, unread: bool = True) -> Sequence[InEntry]:
         """A stretch of the inbox beyond a position."""
@@ -187,14 +188,14 @@ class Mailroom:
         entry = await self.one_in(ident)
         if entry.state == "unread":
             await self.mark(entry, "seen")
-        return self._in_view(await self.one_in(entry.id))
+        return await self.kinds.correct(self._in_view(await self.one_in(entry.id)))
 
     async def done(self, ident: str) -> dict[str, Any]:
         """The message was acted upon; its sender learns that."""
         entry = await self.one_in(ident)
         if entry.state != "done":
             await self.mark(entry, "done")
-        return self._in_view(await self.one_in(entry.id))
+        return await self.kinds.correct(self._in_view(await self.one_in(entry.id)))
 
     async def mark(self, entry: InEntry, state: str, failures: int = 0) -> None:
         """Note what became of a message, and tell its sender, in one commit."""
@@ -225,23 +226,26 @@ class Mailroom:
         rows = await self._store.log(
             limit, search=search, peer=agent, kind=kind, without=RECEIPT_KIND
         )
-        return [self._log_view(row) for row in rows]
+        return await self.kinds.correct_all(self._log_view(row) for row in rows)
 
     # -- attachments --------------------------------------------------------------------------
 
     async def message(self, ident: str) -> dict[str, Any]:
         """One message that came, as it is; nobody is told."""
-        return self._in_view(await self.one_in(ident))
+        return await self.kinds.correct(self._in_view(await self.one_in(ident)))
 
     async def fetch(self, ident: str) -> dict[str, Any]:
         """Get every attachment of a message that is not here yet; returns when all are."""
         entry = await self.one_in(ident)
         for each in parse_body(entry.body).attachments:
             await self.porter.fetch(AgentId(entry.sender), each)
-        return self._in_view(await self.one_in(entry.id))
+        return await self.kinds.correct(self._in_view(await self.one_in(entry.id)))
 
     def attachment_view(self, attachment: Attachment) -> dict[str, Any]:
-        """An attachment in JSON form; `received` counts the bytes that are here."""
+        """An attachment in JSON form; `received` counts the bytes that are here.
+
+        What it is, is its sender's claim: see `kinds`.
+        """
         sha256, size = attachment.sha256, attachment.size
         progress, trouble = self._driver.transfer.progress(sha256), ""
         if progress is not None and progress[1] != size:

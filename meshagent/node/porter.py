@@ -281,7 +281,7 @@ class Porter:
 
     def _held_up(self, sha256: bytes, error: Exception) -> None:
         known = isinstance(error, MeshError)
-        reason = "the disk is full" if isinstance(error, DiskFull) else str(error)
+        reason = error.reason if isinstance(error, DiskFull) else str(error)
         self._driver.log.warning(
             "an attachment waits: %s", error, exc_info=None if known else error
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from attachments.courier import KIB, Courier, digest
-from processes.harness import COMMAND, Node, Screen
+from processes.harness import COMMAND, Node, Screen, wait_until
 
 from meshagent.session import open_blobs
 
@@ -178,3 +179,92 @@ def test_a_long_import_shows_a_bar_on_a_terminal_and_wipes_it(
         assert screen.drawn.endswith("\r\x1b[K"), screen.drawn
     finally:
         screen.end()
+
+
+def test_a_name_that_is_no_text_is_sent_with_marks_in_it(two: tuple[Courier, Node, Node]) -> None:
+    courier, sender, receiver = two
+    (courier.project / os.fsdecode(b"log\xff.txt")).write_text("x")
+    words = [b"send", receiver.agent.encode(), b"look", b"--attach", b"log\xff.txt"]
+    ran = subprocess.run(
+        [*COMMAND, *words, "--as", sender.agent], capture_output=True, check=False,
+        cwd=courier.project, env=courier.environment(), timeout=30,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran
+    (attachment,) = courier.inbox(receiver.agent)[-1]["attachments"]
+    assert attachment["name"] == "log\ufffd.txt"
+
+
+def test_who_is_not_there_is_told_before_anything_is_read(two: tuple[Courier, Node, Node]) -> None:
+    courier, sender, _ = two
+    file = courier.file(KIB)
+    ran = courier.say(sender.agent, "send", "nobody", "look", "--attach", str(file))
+    assert (ran.code, ran.out) == (4, ""), ran
+    assert not open_blobs(courier.folder).holds(bytes.fromhex(digest(file)))
+
+
+def test_what_a_peer_has_not_taken_yet_is_on_its_way_and_not_said_to_be_away(
+    two: tuple[Courier, Node, Node],
+) -> None:
+    courier, sender, receiver = two
+    file = courier.file(KIB)
+    os.kill(receiver.pid, signal.SIGSTOP)
+    try:
+        words = ("send", receiver.agent, "look", "--attach", str(file), "--wait", "1")
+        ran = courier.say(sender.agent, *words)
+    finally:
+        os.kill(receiver.pid, signal.SIGCONT)
+    assert ran.code == 0, ran
+    assert ran.out.endswith(": sent\n")
+    assert ran.err == f"On its way to {receiver.agent}: delivered when its files are whole there.\n"
+
+
+def ended(courier: Courier, shell: str, when: Callable[[Screen], None]) -> str:
+    """What a command draws until Ctrl-C at that moment, and then."""
+    screen = Screen(
+        ["/bin/sh", "-c", shell], 100, 20, cwd=courier.project,
+        env=courier.environment(TERM="xterm"),
+    )  # fmt: skip
+    try:
+        when(screen)
+        screen.type(b"\x03")
+        assert screen.wait() != 0
+        return screen.drawn
+    finally:
+        screen.end()
+
+
+def test_who_ends_a_send_learns_what_became_of_it(two: tuple[Courier, Node, Node]) -> None:
+    courier, sender, receiver = two
+    command = f"{' '.join(COMMAND)} send {receiver.agent} look --as {sender.agent} --attach"
+    endless = "while true; do head -c 1500000 /dev/zero; sleep 0.2; done"
+    before = len(courier.ask(sender.agent, "outbox", ended=True))
+    drawn = ended(courier, f"({endless}) | {command} -", lambda it: it.wait_for("Reading stdin"))
+    assert drawn.endswith("Nothing was sent.\r\n\r\n")
+    assert len(courier.ask(sender.agent, "outbox", ended=True)) == before
+
+    def accepted(_: Screen) -> None:
+        wait_until(lambda: courier.ask(sender.agent, "outbox"), "it to be accepted")
+
+    os.kill(receiver.pid, signal.SIGSTOP)
+    try:
+        drawn = ended(courier, f"exec {command} {courier.file(KIB)}", accepted)
+    finally:
+        os.kill(receiver.pid, signal.SIGCONT)
+    assert "meshagent outbox" in drawn
+    assert "Nothing was sent." not in drawn
+
+
+@pytest.mark.parametrize(("to", "told"), [("file", "not a folder"), ("/proc", "/proc/keys.bin")])
+def test_a_place_where_nothing_can_be_saved_is_told_with_the_option_that_helps(
+    two: tuple[Courier, Node, Node], to: str, told: str
+) -> None:
+    courier, sender, receiver = two
+    (courier.project / "file").write_text("mine")
+    ident = courier.send_files(sender.agent, receiver.agent, [courier.file(KIB, "keys.bin")])
+    courier.wait_for_message(receiver.agent, ident)
+    ran = courier.say(receiver.agent, "save", ident, "--to", to)
+    assert (ran.code, ran.out) == (1, ""), ran
+    assert told in ran.err
+    assert "--to" in ran.err
+    assert "--dir" not in ran.err
+    assert (courier.project / "file").read_text() == "mine"

@@ -8,12 +8,14 @@ import io
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from attachments.courier import KIB, MIB
 
 import meshagent
+from meshagent.storage.blobs import Stored
 from meshagent.storage.folder import MeshFolder
 
 pytestmark = pytest.mark.process
@@ -118,5 +120,28 @@ def test_what_cannot_be_attached_is_refused_and_nothing_is_sent(folders: tuple[P
                 with pytest.raises(meshagent.UsageError):
                     await sender.send(receiver.agent, "look", attach=[bad])  # type: ignore[list-item]
             assert sender.status()["outbox"] == {"queued": 0, "sent": 0}
+
+    asyncio.run(scenario())
+
+
+def test_what_a_file_is_is_told_by_its_contents_once_it_is_here(
+    folders: tuple[Path, Path],
+) -> None:
+    async def scenario() -> None:
+        async with two(folders) as (sender, receiver):
+            room = sender._mailroom
+            honest = room.porter.describe
+
+            async def lie(sha256: bytes) -> Stored:
+                return replace(await honest(sha256), mime="image/png", width=5, height=5)
+
+            room.porter.describe = lie  # type: ignore[method-assign]
+            attach = [("cat.png", b"words"), ("large.png", b"words " * 300 * KIB)]
+            await sender.send(receiver.agent, "look", attach=attach)
+            small, large = (await first(receiver)).attachments
+            assert (small.mime, small.width) == ("text/plain", None)
+            assert (large.mime, large.width, large.path) == ("image/png", 5, None)
+            await large.fetch()
+            assert (large.mime, large.width) == ("text/plain", None)
 
     asyncio.run(scenario())

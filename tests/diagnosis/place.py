@@ -50,6 +50,7 @@ class Place:
         *words: str,
         at: Path | None = None,
         before: tuple[str, ...] = (),
+        text: str | None = None,
         **environ: str,
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -57,6 +58,7 @@ class Place:
             cwd=at or self.project,
             env={**self.environ, **environ},
             timeout=COMMAND_S,
+            input=text,
             capture_output=True,
             text=True,
         )
@@ -73,8 +75,10 @@ class Place:
         (at or self.project).mkdir(exist_ok=True)
         assert self.run("init", "-q", at=at).returncode == 0
 
-    def join(self, role: str, *words: str, at: Path | None = None) -> Started:
-        done = self.run("join", "--role", role, "--detach", "--json", *words, at=at)
+    def join(
+        self, role: str, *words: str, at: Path | None = None, text: str | None = None
+    ) -> Started:
+        done = self.run("join", "--role", role, "--detach", "--json", *words, at=at, text=text)
         assert done.returncode == 0, done.stderr
         joined = json.loads(done.stdout)
         self.started.append(Started(joined["agent"], joined["pid"], joined["addresses"][0]))

@@ -277,6 +277,27 @@ def test_a_type_that_is_a_lie_is_found_out_by_the_contents(members: Members) -> 
     nodes.end(picky)
 
 
+def test_who_lies_about_a_type_is_found_out_where_it_is_shown(
+    attacked: Attacked, link: Foe
+) -> None:
+    script = b"#!/bin/sh\nrm -rf / # " + os.urandom(8).hex().encode()
+    ident = os.urandom(4).hex()
+    link.post(body(named(script, "cat.png", mime="image/png", width=5, height=5), ident=ident))
+    (before,) = held(attacked, ident)["attachments"]
+    assert (before["state"], before["mime"]) == ("receiving", "image/png")
+    assert "said to be image/png" in printed(attacked, "inbox")
+    link.serve(script)
+    assert link.end_of(ident) == ("delivered", "")
+    (after,) = held(attacked, ident)["attachments"]
+    assert after["state"] == "ready"
+    assert after["mime"].startswith("text/")
+    assert (after["width"], after["height"]) == (None, None)
+    for words in (("inbox",), ("read", ident), ("log",)):
+        (line,) = [each for each in printed(attacked, *words).splitlines() if "cat.png" in each]
+        assert after["mime"] in line
+        assert "image/png" not in line
+
+
 def test_endless_chunks_and_chunks_never_asked_for_cost_no_memory(
     attacked: Attacked, link: Foe, far: NodeProcess
 ) -> None:
