@@ -12,13 +12,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshagent.core.types import AgentId, Peer
 from meshagent.errors import UsageError
 from meshagent.node.letters import Letter, LetterAttachment, Receipt
 from meshagent.node.porter import Attachable
 from meshagent.node.subscribers import Event
+
+if TYPE_CHECKING:
+    from meshagent.node.mailroom import Mailroom
 
 __all__ = ["Attachable", "Event", "Letter", "LetterAttachment", "Node", "Receipt", "join"]
 
@@ -30,7 +33,7 @@ class Node:
 
     def __init__(self, running: Any) -> None:
         self._driver = running.driver
-        self._mailroom = running.mailroom
+        self._mailroom: Mailroom = running.mailroom
         self.agent: AgentId = running.driver.agent
         """This agent's id."""
         self.role: str = running.driver.profile.role

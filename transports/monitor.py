@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import zmq
 
+from meshagent.transports.drain import has_frames
+
 __all__ = ["DIALLING_EVENTS", "LISTENING_EVENTS", "Monitor", "dialled_end"]
 
 LISTENING_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
@@ -62,7 +64,7 @@ class Monitor:
     def drain(self, happened: Callable[[int, int], None]) -> None:
         """Tell every waiting event and its value; the number is bounded by RCVHWM per turn."""
         recv = self.socket.recv
-        while not self.socket.closed and self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while not self.socket.closed and has_frames(self.socket):
             frame = recv(zmq.NOBLOCK, copy=False)
             event, value = _EVENT.unpack(frame.bytes)
             while frame.more:

@@ -23,7 +23,7 @@ __all__ = ["Letter", "LetterAttachment", "Receipt", "ReceiptBook"]
 
 DELIVERED_RANK = PROGRESS[MessageState.DELIVERED]
 _END_RANK = max(PROGRESS.values())
-_BEGINNING = (MessageState.QUEUED,)
+_BEGINNING: tuple[MessageState, ...] = (MessageState.QUEUED,)
 _ON_ITS_WAY = frozenset({MessageState.QUEUED, MessageState.SENT})
 TIDY_RECEIPTS = 4096  # entries between looks for those whose receipt nobody holds any more
 _FAILED = frozenset({MessageState.EXPIRED, MessageState.REFUSED, MessageState.CANCELLED})
