@@ -335,6 +335,7 @@ class Database:
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
+                self.mail.forget_numbers()
                 # Some errors (a full disk, for one) have rolled back already.
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")

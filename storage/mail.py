@@ -161,14 +161,19 @@ class MailTables:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._numbers: dict[str, int] = {}
 
-    @staticmethod
-    def prepare(connection: apsw.Connection) -> None:
+    def prepare(self, connection: apsw.Connection) -> None:
         """Give the connection the functions that the statements use."""
+        self.forget_numbers()
         for function, arguments in ((advanced, 9), (renumbered, 7), (settled, 5)):
             connection.create_scalar_function(
                 function.__name__, _on_damage(function), arguments, deterministic=True
             )
+
+    def forget_numbers(self) -> None:
+        """What a transaction that failed has counted never was: ask the disk again."""
+        self._numbers.clear()
 
     # -- writing, inside a transaction --------------------------------------------------------
 
@@ -233,14 +238,14 @@ class MailTables:
                 self._advance(connection, list(rows))  # type: ignore[arg-type]
 
     def _write_streams(self, connection: apsw.Connection, new: Sequence[OutRow]) -> None:
-        next_seq: dict[str, int] = {}
+        numbers = self._numbers
         for row in new:
-            expected = next_seq.get(row.peer) or self._next_seq(connection, row.peer)
+            expected = numbers.get(row.peer) or self._next_seq(connection, row.peer)
             if row.seq != expected:
                 raise misnumbered(row, expected)
-            next_seq[row.peer] = expected + 1
-        for peer, number in next_seq.items():
-            connection.execute(*encode_row(StreamRow(peer, number)))
+            numbers[row.peer] = expected + 1
+        for peer in {row.peer for row in new}:
+            connection.execute(*encode_row(StreamRow(peer, numbers[peer])))
 
     def _next_seq(self, connection: apsw.Connection, peer: str) -> int:
         table = TABLES[StreamRow]
@@ -294,6 +299,7 @@ class MailTables:
         self._renumber(connection, secrets.token_bytes(EPOCH_BYTES))
 
     def _renumber(self, connection: apsw.Connection, epoch: bytes) -> None:
+        self.forget_numbers()
         connection.execute(*encode_row(MetaRow("epoch", epoch.hex())))
         found: list[Any] = connection.execute(
             "SELECT CAST(peer AS BLOB) FROM streams "

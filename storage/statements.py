@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["write_rows"]
 
-STRETCHES = (128, 16, 1)  # rows per statement: few texts to prepare, few statements for any number
+STRETCHES = tuple(2**n for n in range(8))[::-1]
+"""Rows per statement: few texts to prepare, and few statements for any number of rows."""
 
 
 def write_rows(connection: apsw.Connection, sql: str, rows: Iterable[Sequence[Any]]) -> None:
