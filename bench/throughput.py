@@ -73,8 +73,10 @@ def _headlines(taken: dict[str, list[float]], senders: int) -> list[Headline]:
     found = []
     bars = {
         (OURS, "nats default"): TO_NATS_DEFAULT_BAR,
+        (OURS, "nats default told"): TO_NATS_DEFAULT_BAR,
         (OURS, "nats default in one process"): TO_NATS_DEFAULT_BAR,
         (OURS, "nats sync always"): TO_NATS_ALWAYS_BAR,
+        (OURS, "nats sync always told"): TO_NATS_ALWAYS_BAR,
         (OURS, "nats sync always in one process"): TO_NATS_ALWAYS_BAR,
         (MANY, OURS): MANY_TO_ONE_BY_ONE_BAR,
     }
@@ -106,6 +108,8 @@ def _pair_cases(setting: Setting, stack: ExitStack, amount: Amount, with_nats: b
         for size in SIZES:
             work = (amount.theirs, size, COROUTINES)
             cases[f"{name}, {size} B"] = _rate(amount.theirs, partial(server.seconds, *work))
+        told = partial(server.seconds, amount.theirs, SIZES[0], COROUTINES, told=True)
+        cases[f"{name} told, {SIZES[0]} B"] = _rate(amount.theirs, told)
         alone = partial(server.seconds_in_one_process, amount.theirs, SIZES[0], COROUTINES)
         cases[f"{name} in one process, {SIZES[0]} B"] = _rate(amount.theirs, alone)
     return cases

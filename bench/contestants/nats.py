@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ FETCH_MAX = 500
 FETCH_TIMEOUT_S = 5.0
 PUBLISH_TIMEOUT_S = 60.0
 STREAM, SUBJECT = "bench", "bench.message"
+TELL = "Tell"  # the header that says where the publisher waits
 
 
 class JetStream:
@@ -55,15 +57,19 @@ class JetStream:
         taken: list[float] = self._clients[0].ask("latencies", count=count, size=size)
         return taken
 
-    def seconds(self, count: int, size: int, coroutines: int) -> float:
-        """From the first publish to the last ack by the consumer; `count` from all publishers."""
+    def seconds(self, count: int, size: int, coroutines: int, *, told: bool = False) -> float:
+        """From the first publish to the last ack by the consumer; `count` from all publishers.
+
+        With `told`, each coroutine goes on when its message has reached the consumer, as ours do
+        with `delivered()`; else when the server has it.
+        """
         consumer, *publishers = self._clients
         share = count // len(publishers)
         consumer.ask("subscribe")
-        consumer.begin("consume", count=share * len(publishers))
+        consumer.begin("consume", count=share * len(publishers), tell=told)
         began = time.monotonic()
         for each in publishers:
-            each.begin("publish", count=share, size=size, coroutines=coroutines)
+            each.begin("publish", count=share, size=size, coroutines=coroutines, told=told)
         ended = [float(each.answer()) for each in self._clients]
         return max(ended) - began
 
@@ -107,8 +113,8 @@ def _url(folder: Path) -> str:
 class _Client:
     """The verbs of one connection."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def __init__(self, connection: Any, stream: Any) -> None:
+        self._connection, self._stream = connection, stream
         self._consumer: Any = None
 
     async def latencies(self, count: int, size: int) -> list[float]:
@@ -125,15 +131,30 @@ class _Client:
         await consumer.unsubscribe()
         return taken
 
-    async def publish(self, count: int, size: int, coroutines: int) -> float:
-        """The moment of the server's last word, on the machine's clock."""
+    async def publish(self, count: int, size: int, coroutines: int, told: bool = False) -> float:
+        """The moment of the last word: the server's, or with `told` the consumer's."""
         payload, left = b"x" * size, iter(range(count))
+        publish = partial(self._stream.publish, SUBJECT, payload, timeout=PUBLISH_TIMEOUT_S)
 
         async def one_after_the_other() -> None:
             for _ in left:
-                await self._stream.publish(SUBJECT, payload, timeout=PUBLISH_TIMEOUT_S)
+                await publish()
 
-        await asyncio.gather(*(one_after_the_other() for _ in range(coroutines)))
+        async def one_after_the_other_told() -> None:
+            for number in left:
+                arrived = waiting[str(number)] = asyncio.get_running_loop().create_future()
+                await publish(headers={TELL: f"{inbox}.{number}"})
+                await arrived
+
+        async def hear(word: Any) -> None:
+            waiting.pop(word.subject.rpartition(".")[2]).set_result(None)
+
+        waiting: dict[str, asyncio.Future[None]] = {}
+        inbox = self._connection.new_inbox()
+        words = await self._connection.subscribe(f"{inbox}.*", cb=hear)
+        work = one_after_the_other_told if told else one_after_the_other
+        await asyncio.gather(*(work() for _ in range(coroutines)))
+        await words.unsubscribe()
         return time.monotonic()
 
     async def alone(self, count: int, size: int, coroutines: int) -> float:
@@ -150,12 +171,14 @@ class _Client:
         config = ConsumerConfig(deliver_policy=DeliverPolicy.NEW, max_ack_pending=20 * FETCH_MAX)
         self._consumer = await self._stream.pull_subscribe(SUBJECT, config=config)
 
-    async def consume(self, count: int) -> float:
-        """The moment of the last ack."""
+    async def consume(self, count: int, tell: bool = False) -> float:
+        """The moment of the last ack; with `tell`, each publisher hears of its message."""
         while count > 0:
             got = await self._consumer.fetch(min(FETCH_MAX, count), timeout=FETCH_TIMEOUT_S)
             for message in got:
                 await message.ack()
+                if tell:
+                    await self._connection.publish(message.headers[TELL], b"")
             count -= len(got)
         ended = time.monotonic()
         await self._consumer.unsubscribe()
@@ -169,7 +192,7 @@ async def _opened(url: str) -> AsyncIterator[tuple[None, Verbs]]:
     connection = await nats.connect(url, pending_size=64 << 20)
     stream = connection.jetstream(publish_async_max_pending=100_000)
     await stream.add_stream(name=STREAM, subjects=[SUBJECT])
-    client = _Client(stream)
+    client = _Client(connection, stream)
     verbs: Verbs = {
         "latencies": client.latencies,
         "publish": client.publish,

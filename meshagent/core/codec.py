@@ -85,7 +85,7 @@ def decode(parts: Sequence[bytes]) -> Frame | None:
         values = (*values[: len(kind.checks) - 1], parts[1])
     if len(values) < len(kind.checks):
         raise RemoteProtocolError(f"A {kind.__name__} lacks fields.")
-    return kind(*(check(value) for check, value in zip(kind.checks, values, strict=False)))
+    return kind(*[check(value) for check, value in zip(kind.checks, values, strict=False)])
 
 
 def _refuse_extension(code: int, data: bytes) -> Any:

@@ -321,8 +321,7 @@ class Mesh:
     def _route(self, outcomes: Sequence[Outcome], now: float) -> list[Effect]:
         effects: list[Effect] = []
         queue = list(outcomes)
-        while queue:
-            outcome = queue.pop(0)
+        for outcome in queue:  # which grows meanwhile
             match outcome:
                 case Send(to, frame):
                     link = self.links.link_to(to)

@@ -79,6 +79,7 @@ DUE_ITEMS_MAX = 1000
 RETAIN_MS = 30 * 24 * 3600 * 1000  # delivered history is kept for a month
 RETAIN_BYTES = 1024 * 1024 * 1024  # and up to a gigabyte
 NOTE_S = 0.05  # a note that no commit took along is kept after so long
+LOOK_S = 0.005  # so much later than it wants the engine may be woken: its shortest time is 10 ms
 TURN_SENDS_MAX = 128  # taken in at once: a few ms of work, many rows for one sync
 OLDER_COPY = (
     "a peer has messages that this database never sent: it is an older copy; "
@@ -136,6 +137,8 @@ class Driver:
         self._rng = rng or random.SystemRandom()
         self._mesh: Mesh | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._looked_at = 0.0
         self._expiry: asyncio.TimerHandle | None = None
         self._waiting: list[list[Effect]] = []
         self._batch: list[list[Effect]] = []
@@ -242,7 +245,7 @@ class Driver:
 
     async def _close(self) -> None:
         self._mesh = None  # a commit that is under way tells nobody any more
-        for timer in (self._timer, self._expiry, self._note_timer):
+        for timer in (self._timer, self._looking, self._expiry, self._note_timer):
             if timer is not None:
                 timer.cancel()
         tasks = list(self._tasks)
@@ -823,6 +826,18 @@ class Driver:
     # -- timers -------------------------------------------------------------------------------
 
     def _arm(self) -> None:
+        """Look when the engine wants to be woken; of many turns in a moment, not at each."""
+        now = self._loop.time()
+        if now >= self._looked_at + LOOK_S:
+            self._look(now)
+        elif self._looking is None:
+            self._looking = self._loop.call_at(self._looked_at + LOOK_S, self._look)
+
+    def _look(self, now: float | None = None) -> None:
+        self._looked_at = self._loop.time() if now is None else now
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
         if self._mesh is None:
             return
         at = self._mesh.deadline()
