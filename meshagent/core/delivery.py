@@ -261,7 +261,10 @@ class Delivery:
             rows.append(OutRow(peer, stream.epoch, seq, ident, body, expires_ms, blobs))
             last[peer] = seq
         self._pending += len(outgoing)
-        return [Persist(rows), *(Flush(peer, seq) for peer, seq in last.items())]
+        return [
+            Persist(rows),
+            *(Flush(peer, streams[peer].epoch, seq) for peer, seq in last.items()),
+        ]
 
     def withdraw(
         self, peer: AgentId, seq: int, ident: str, state: MessageState, now_ms: int
@@ -380,10 +383,10 @@ class Delivery:
             if known is not None and known.out.noted < seq < known.out.floor:
                 known.out.noted = seq
 
-    def flush(self, peer: AgentId, upto: int, now: float) -> list[Effect]:
+    def flush(self, peer: AgentId, epoch: bytes, upto: int, now: float) -> list[Effect]:
         """The driver says that all up to this number are durable."""
         stream = self._peer(peer).out
-        if upto < stream.next_seq:  # else it speaks of the numbers before a new epoch
+        if epoch == stream.epoch:  # else it speaks of numbers that were given up
             stream.durable = max(stream.durable, upto)
         return self._pump(peer, now)
 
@@ -527,13 +530,14 @@ class Delivery:
         if taken:
             state = MessageState.SENT  # how it ends, its recipient says later
             self.taken.add((peer, item.id))
-        if item.state in WITHDRAWN:
+        withdrawn = item.state in WITHDRAWN
+        if withdrawn:
             self._withdrawn.pop(item.id, None)
             self._withdrawn_count = max(0, self._withdrawn_count - 1)
         # A crash that forgets it makes us ask again, and the answer is the same; but one that
-        # can expire would be called so until then.
+        # can expire would be called so until then. What was taken back is heard of before.
         row = OutState(peer, item.seq, item.id, state, why or "", now_ms, taken)
-        note = Note([row], urgent=item.expires_ms > 0)
+        note = Note([row], urgent=withdrawn or item.expires_ms > 0)
         return [note] if taken else [note, ReceiptChanged(peer, [item.id], state, why or "")]
 
     def _never_withdrawn(self, item: Item, ack: MailAck, now: float, now_ms: int) -> bool:
@@ -576,7 +580,7 @@ class Delivery:
             known.answer, known.checked, known.proving = None, (0, b""), False
             self._timers.set(peer, None)
             # Loading waits for the commit, as every effect does: it reads the new numbers.
-            effects.append(Flush(peer, old.waiting))
+            effects.append(Flush(peer, self._epoch, old.waiting))
         return effects
 
     def _may_start_over(self, now: float) -> bool:

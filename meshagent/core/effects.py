@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from meshagent.core.frames import Frame
+from meshagent.core.frames import Frame, MailAck
 from meshagent.core.messages import Message, MessageState
 from meshagent.core.ports import Delivered, OutState, Row
 from meshagent.core.types import AgentId, LinkId, Peer
@@ -38,6 +38,7 @@ __all__ = [
     "Send",
     "Transmit",
     "WriteChunk",
+    "may_pass",
     "must_wait",
 ]
 
@@ -66,6 +67,23 @@ def must_wait(effects: Iterable[Effect]) -> bool:
         if kind is Persist or (kind is Note and effect.urgent):  # type: ignore[union-attr]
             return True
     return False
+
+
+def may_pass(effects: Iterable[Effect]) -> bool:
+    """Whether nothing of this turn rests on rows that an earlier turn may still wait for.
+
+    An answer to mail does: it covers all that has come, and the last of it may not be durable yet.
+    Messages that leave do not: they are durable here, or they would not leave. So they, and the
+    news that others have arrived, need not wait for a commit that happens to be under way.
+    """
+    for effect in effects:
+        kind = type(effect)
+        if kind is Transmit or kind is Send:
+            if type(effect.frame) is MailAck:  # type: ignore[union-attr]
+                return False
+        elif kind in _IN_LINE or (kind is Note and effect.urgent):  # type: ignore[union-attr]
+            return False
+    return True
 
 
 class Send(NamedTuple):
@@ -109,9 +127,10 @@ class CloneFound(NamedTuple):
 
 
 class Flush(NamedTuple):
-    """Call `flush` for this peer now: what was accepted up to here is durable."""
+    """Call `flush` for this peer now: what was accepted up to here, in this epoch, is durable."""
 
     peer: AgentId
+    epoch: bytes
     upto: int
 
 
@@ -267,3 +286,5 @@ Effect = (
     | BlobFailed
     | BlobProgress
 )
+
+_IN_LINE = frozenset({Persist, Accepted, Deliver, Collect, CountUnread})

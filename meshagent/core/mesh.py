@@ -233,11 +233,11 @@ class Mesh:
         if self.delivery is not None:
             self.delivery.noted(rows)
 
-    def flush(self, peer: AgentId, upto: int, now: float) -> list[Effect]:
+    def flush(self, peer: AgentId, epoch: bytes, upto: int, now: float) -> list[Effect]:
         """All messages to `peer` up to this number are durable."""
-        return (
-            [] if self.delivery is None else self._route(self.delivery.flush(peer, upto, now), now)
-        )
+        if self.delivery is None:
+            return []
+        return self._route(self.delivery.flush(peer, epoch, upto, now), now)
 
     def loaded(self, peer: AgentId, entries: Sequence[OutEntry], now: float) -> list[Effect]:
         """What a Load read."""

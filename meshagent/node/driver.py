@@ -1,8 +1,9 @@
 """The driver: the one place where the core's effects are performed, in one order.
 
 Decides nothing about the protocol. Invariant, per turn: every Persist is committed and synced,
-then frames leave, then sessions hear of it. Effects that come while a commit is under way wait
-behind it, so nothing overtakes what it rests on, and they share the next commit.
+then frames leave, then sessions hear of it. A turn that comes while a commit is under way waits
+behind it and shares the next one, so nothing overtakes what it rests on; one that rests on nothing
+(`may_pass`) does not wait.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from meshagent.core.effects import (
     Persist,
     ReceiptChanged,
     Transmit,
+    may_pass,
     must_wait,
 )
 from meshagent.core.frames import Mail, MailAck
@@ -654,10 +656,28 @@ class Driver:
     # -- effects ------------------------------------------------------------------------------
 
     def _turn(self, effects: list[Effect]) -> None:
-        self._waiting.append(effects)
-        if not self._committing:
-            self._go_on()
+        if may_pass(effects):
+            if notes := _noted([effects]):
+                self._note(notes)
+            self._apply(effects)
+        else:
+            self._waiting.append(effects)
+            if not self._committing:
+                self._go_on()
         self._arm()
+
+    def _note(self, notes: list[OutState | Delivered]) -> None:
+        """With the next commit, and behind whatever was decided before."""
+        if self._waiting:
+            self._waiting.append([Note(notes)])
+        else:
+            self._notes += notes
+            if not self._committing:
+                self._keep_notes_soon()
+
+    def _keep_notes_soon(self) -> None:
+        if self._note_timer is None:
+            self._note_timer = self._loop.call_later(NOTE_S, self._commit_notes)
 
     def _go_on(self) -> None:
         """Perform what waits, up to a turn that rests on rows: all from there on wait for these."""
@@ -672,8 +692,8 @@ class Driver:
                     self._apply(effects)
         finally:
             self._committing = begun
-        if self._notes and not begun and self._note_timer is None:
-            self._note_timer = self._loop.call_later(NOTE_S, self._commit_notes)
+        if self._notes and not begun:
+            self._keep_notes_soon()
 
     def _begin(self) -> bool:
         """Commit the rows of all that waits; False when there were none, and it is done."""
@@ -739,7 +759,7 @@ class Driver:
         return task
 
     def _apply(self, effects: list[Effect]) -> None:
-        flush: dict[AgentId, int] = {}
+        flush: dict[tuple[AgentId, bytes], int] = {}
         reports: list[Effect] = []
         collect: list[tuple[AgentId, Message]] = []
         for effect in effects:
@@ -754,8 +774,8 @@ class Driver:
                     reports.append(effect)
                 case Accepted(waiters):
                     _answer(waiters, None)
-                case Flush(peer, upto):
-                    flush[peer] = upto
+                case Flush(peer, epoch, upto):
+                    flush[peer, epoch] = upto
                 case Transmit(link, frame):
                     if not self._transport.send(link, encode(frame)) and self._mesh is not None:
                         self._mesh.not_sent(link, frame, self._loop.time())
@@ -772,11 +792,10 @@ class Driver:
                     self._count_unread()
                 case _ if self.porter is not None:
                     self.porter.perform(effect)
-        for peer, upto in flush.items():
+        for (peer, epoch), upto in flush.items():
             self.post.pending(peer)
             if self._mesh is not None:
-                # In line: frames that wait behind a commit were decided upon before these.
-                self._turn(self._mesh.flush(peer, upto, self._loop.time()))
+                self._turn(self._mesh.flush(peer, epoch, upto, self._loop.time()))
         for sender, message in collect:
             if self._mesh is not None:
                 self._turn(self._mesh.collect(sender, message, self._loop.time()))

@@ -22,6 +22,7 @@ from meshagent.core.effects import (
     Persist,
     ReceiptChanged,
     Send,
+    may_pass,
     must_wait,
 )
 from meshagent.core.frames import EPOCH_BYTES, MAIL_ITEMS_MAX, Frame, Mail
@@ -156,21 +157,34 @@ class PostNode:
     # -- the driver ---------------------------------------------------------------------------
 
     def perform(self, effects: list[Effect]) -> None:
-        """As node/driver.py: rows first; whatever comes meanwhile waits behind them."""
-        self._waiting.append(effects)
-        if not self._committing:
-            self._go_on()
+        """As node/driver.py: rows first; what rests on them waits behind them."""
+        if may_pass(effects):
+            self._keep_notes(effects)
+            self._apply(effects)
+        else:
+            self._waiting.append(effects)
+            if not self._committing:
+                self._go_on()
         self._arm()
+
+    def _keep_notes(self, effects: list[Effect]) -> None:
+        notes = [row for each in effects if isinstance(each, Note) for row in each.rows]
+        if notes and self._waiting:
+            self._waiting.append([Note(notes)])
+        elif notes:
+            if not self._notes:
+                self.world.plan(NOTE_S, self._commit_notes, self.life)
+            self._notes += notes
 
     def _go_on(self) -> None:
         life = self.life
         self._committing = True
         while self._waiting and not must_wait(self._waiting[0]):
             effects = self._waiting.pop(0)
-            notes = [row for each in effects if isinstance(each, Note) for row in each.rows]
-            if notes and not self._notes:
-                self.world.plan(NOTE_S, self._commit_notes, self.life)
-            self._notes += notes
+            if notes := [row for each in effects if isinstance(each, Note) for row in each.rows]:
+                if not self._notes:
+                    self.world.plan(NOTE_S, self._commit_notes, self.life)
+                self._notes += notes
             self._apply(effects)
             if life != self.life:
                 return
@@ -214,7 +228,7 @@ class PostNode:
         self._arm()
 
     def _apply(self, effects: list[Effect]) -> None:
-        for effect in effects:
+        for effect in sorted(effects, key=lambda each: isinstance(each, Flush)):  # these come last
             engine = self.engine
             if engine is None:
                 return
@@ -223,8 +237,8 @@ class PostNode:
                     taken = self.post.carry(self.name, to, frame)
                     if not taken and isinstance(frame, Mail):
                         engine.not_sent(to, frame, self.world.now)
-                case Flush(peer, upto):
-                    self.perform(engine.flush(peer, upto, self.world.now))
+                case Flush(peer, epoch, upto):
+                    self.perform(engine.flush(peer, epoch, upto, self.world.now))
                 case Load():
                     delay_s = self.world.rng.uniform(*READ_S)
                     self.world.plan(delay_s, self._read, self.life, effect)

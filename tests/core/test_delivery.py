@@ -73,8 +73,12 @@ class Desk:
             message = Message(f"m{len(self.messages) + 1}", "text", "hello", 1, **fields)
             self.messages.append(message)
             self.engine.accept(PEER, message)
-            effects += self.engine.flush(PEER, len(self.messages), now)
+            effects += self.engine.flush(PEER, self.epoch, len(self.messages), now)
         return effects
+
+    @property
+    def epoch(self) -> bytes:
+        return self.engine.numbers(PEER)[0]
 
     def hash(self, seq: int) -> bytes:
         return body_hash(pack_body(self.messages[seq - 1])) if seq else NOTHING
@@ -145,7 +149,7 @@ def test_nothing_is_sent_before_it_is_durable() -> None:
     desk = Desk().link()
     effects = desk.engine.accept(PEER, Message("m", "text", "", 1))
     assert [type(each) for each in effects] == [Persist, Flush]
-    assert numbers(desk.engine.flush(PEER, 1, 0.0)) == [1]
+    assert numbers(desk.engine.flush(PEER, EPOCH, 1, 0.0)) == [1]
 
 
 def test_nothing_is_sent_before_the_peer_has_said_what_it_has() -> None:
@@ -210,7 +214,7 @@ def test_an_answer_that_names_what_we_never_sent_makes_us_start_over(
     assert not ends(effects)
     assert desk.engine.numbers(PEER) == (new.epoch, 1)
     assert desk.engine.pending == 2
-    (load,) = [e for e in desk.engine.flush(PEER, 2, 0.0) if isinstance(e, Load)]
+    (load,) = [e for e in desk.engine.flush(PEER, desk.epoch, 2, 0.0) if isinstance(e, Load)]
     assert (load.first, desk.engine.refused["numbers from another day"]) == (1, 1)
 
 
@@ -451,7 +455,7 @@ def test_what_was_read_under_other_numbers_is_not_used() -> None:
     desk.link()  # reads both
     assert starts_over(desk.answer(9, WRONG))
     assert not mails(desk.engine.loaded(PEER, [desk.item(1), desk.item(2)], 0.0, NOW_MS))
-    assert not mails(desk.engine.flush(PEER, 99, 0.0)), "a word about the old numbers"
+    assert not mails(desk.engine.flush(PEER, EPOCH, 99, 0.0)), "a word about the old numbers"
 
 
 def test_a_full_outbox_refuses() -> None:
@@ -773,7 +777,8 @@ def test_what_was_on_a_lost_link_goes_over_the_other_one_at_once() -> None:
     assert in_use is not None
     mesh.received(in_use, MailAck(bytes(EPOCH_BYTES), 0, NOTHING), 0.2)
     mesh.accept([(peer.agent, Message("m", "text", "", 1))], 0.2)
-    assert Mail in {type(e.frame) for e in mesh.flush(peer.agent, 1, 0.2) if _is_sent(e)}
+    epoch, _ = mesh.numbers(peer.agent) or (b"", 0)
+    assert Mail in {type(e.frame) for e in mesh.flush(peer.agent, epoch, 1, 0.2) if _is_sent(e)}
     effects = mesh.closed(in_use, "lost", 0.3)
     (other,) = {1, 2} - {in_use}
     asked = [e for e in effects if _is_sent(e) and e.link == other and type(e.frame) is Mail]

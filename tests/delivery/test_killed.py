@@ -18,12 +18,14 @@ ACKS_BEFORE_COMMIT = """
 import asyncio
 from meshagent.storage.sqlite import SqliteStore
 
-commit = SqliteStore.commit
+begin = SqliteStore.begin
 
-async def later(self, rows):
-    asyncio.get_running_loop().call_later(0.3, lambda: asyncio.ensure_future(commit(self, rows)))
+def later(self, rows, then):
+    loop = asyncio.get_running_loop()
+    loop.call_soon(then, None)
+    loop.call_later(0.3, lambda: begin(self, rows, lambda error: None))
 
-SqliteStore.commit = later
+SqliteStore.begin = later
 """
 
 

@@ -915,7 +915,8 @@ def sends_early(kind: type) -> Callable[[PostNode, list[Effect]], None]:
 
 def durable_at_once(self: Delivery, peer: AgentId, message: Message) -> list[Effect]:
     effects = accept(self, peer, message)
-    return effects + self.flush(peer, self._peers[peer].out.next_seq - 1, 0.0)
+    out = self._peers[peer].out
+    return effects + self.flush(peer, out.epoch, out.next_seq - 1, 0.0)
 
 
 def greeted_by_any(
