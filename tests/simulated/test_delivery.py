@@ -19,7 +19,7 @@ import pytest
 
 from meshagent.core import delivery, outgoing
 from meshagent.core.delivery import Delivery, DeliveryConfig, ReceiveStream
-from meshagent.core.effects import Accepted, Effect, Send
+from meshagent.core.effects import Accepted, Effect, Send, must_wait
 from meshagent.core.frames import (
     EPOCH_BYTES,
     HASH_BYTES,
@@ -32,6 +32,7 @@ from meshagent.core.messages import PROGRESS, RECEIPT_KIND, Message, MessageStat
 from meshagent.core.outgoing import WITHDRAWN, SendStream
 from meshagent.core.ports import InRow, Row, Watermark
 from meshagent.core.types import AgentId
+from meshagent.simulator import post
 from meshagent.simulator.disk import Disk
 from meshagent.simulator.post import Post, PostNode
 
@@ -886,7 +887,8 @@ def without_ids(disk: Disk, rows: Sequence[Row]) -> None:
 
 
 commit, perform, crash = Disk.commit, PostNode.perform, PostNode.crash
-take, accept, answered = Delivery.take, Delivery.accept, Delivery._answered
+take, accept, flush = Delivery.take, Delivery.accept, Delivery.flush
+answered = Delivery._answered
 load = Disk.load
 
 
@@ -970,11 +972,17 @@ def sends_what_was_withdrawn(disk: Disk, peer: str, first: int, limit: int) -> l
     return load(Disk(disk.epoch, {peer: whole}), peer, first, limit)
 
 
+def whatever_the_epoch(
+    self: Delivery, peer: AgentId, epoch: bytes, upto: int, now: float
+) -> list[Effect]:
+    return flush(self, peer, self._peer(peer).out.epoch, upto, now)
+
+
 def forgets_without_a_word(self: ReceiveStream, floor: int) -> None:
     self.exceptions = {seq: why for seq, why in self.exceptions.items() if seq >= floor}
 
 
-MUTANTS: dict[str, tuple[Callable[[int], None], list[tuple[type, str, object]]]] = {
+MUTANTS: dict[str, tuple[Callable[[int], None], list[tuple[object, str, object]]]] = {
     "acknowledges before the commit": (
         whole_trouble, [(PostNode, "perform", sends_early(MailAck))],
     ),
@@ -1013,6 +1021,12 @@ MUTANTS: dict[str, tuple[Callable[[int], None], list[tuple[type, str, object]]]]
     ),
     "vouches for what it has forgotten": (
         backup_before_cancel, [(ReceiveStream, "forget_below", forgets_without_a_word)],
+    ),
+    "lets an answer pass what it covers": (
+        whole_trouble, [(post, "may_pass", lambda effects: not must_wait(effects))],
+    ),
+    "takes a word about old numbers for one about the new ones": (
+        restored_databases, [(Delivery, "flush", whatever_the_epoch)],
     ),
     "keeps messages for those who are away": (
         whole_trouble, [(SendStream, "unlink", lambda self: setattr(self, "linked", False))],
