@@ -47,7 +47,7 @@ class Amount:
 
 AMOUNTS = {
     "tiny": Amount(1, 24, 24, senders=2),
-    "quick": Amount(3, 4_000, 1_500),
+    "quick": Amount(3, 10_000, 3_000),
     "full": Amount(9, 20_000, 8_000),
 }
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from meshagent.core.frames import Frame, MailAck
+from meshagent.core.frames import Frame, Mail
 from meshagent.core.messages import Message, MessageState
 from meshagent.core.ports import Delivered, OutState, Row
 from meshagent.core.types import AgentId, LinkId, Peer
@@ -72,16 +72,16 @@ def must_wait(effects: Iterable[Effect]) -> bool:
 def may_pass(effects: Iterable[Effect]) -> bool:
     """Whether nothing of this turn rests on rows that an earlier turn may still wait for.
 
-    An answer to mail does: it covers all that has come, and the last of it may not be durable yet.
-    Messages that leave do not: they are durable here, or they would not leave. So they, and the
-    news that others have arrived, need not wait for a commit that happens to be under way.
+    So it is with messages that leave, since they are durable here, and with the news that others
+    have arrived: they need not wait for a commit that happens to be under way. An answer to mail
+    does wait: it covers all that has come, and the last of it may not be durable yet.
     """
     for effect in effects:
         kind = type(effect)
         if kind is Transmit or kind is Send:
-            if type(effect.frame) is MailAck:  # type: ignore[union-attr]
+            if type(effect.frame) is not Mail:  # type: ignore[union-attr]
                 return False
-        elif kind in _IN_LINE or (kind is Note and effect.urgent):  # type: ignore[union-attr]
+        elif kind not in _PASSING or (kind is Note and effect.urgent):  # type: ignore[union-attr]
             return False
     return True
 
@@ -287,4 +287,4 @@ Effect = (
     | BlobProgress
 )
 
-_IN_LINE = frozenset({Persist, Accepted, Deliver, Collect, CountUnread})
+_PASSING = frozenset({Note, ReceiptChanged, Load})
