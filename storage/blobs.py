@@ -37,6 +37,7 @@ from meshagent.storage.sweeping import DAMAGED, GRACE_S, TEMPORARY, Swept, relea
 __all__ = ["CHUNK_BYTES", "BlobStore", "Reader", "Stored"]
 
 READ_BYTES = 1024 * 1024
+_AT_ONCE: int = getattr(os, "RWF_NOWAIT", 0)  # Linux gives what it has in memory, or nothing
 
 
 @dataclass(frozen=True)
@@ -282,22 +283,37 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def read(self, index: int) -> bytes:
-        """Chunk `index`: CHUNK_BYTES long, or less at the end, or empty beyond it."""
-        assert index >= 0, "before the beginning"
-        at = index * CHUNK_BYTES
-        length = max(0, min(CHUNK_BYTES, self.size - at))
-        if length == 0:
-            return b""
+    def read(self, index: int, into: memoryview | None = None) -> memoryview:
+        """Chunk `index`: CHUNK_BYTES long, or less at the end, or empty beyond it.
+
+        It is read `into` memory of that length, from its start, or else into new memory.
+        """
+        chunk = self._room_for(index, into)
         with mapped_errors(self._path, "read"):
-            data = os.pread(self._descriptor, length, at)
-        if len(data) != length:
+            found = os.preadv(self._descriptor, [chunk], index * CHUNK_BYTES) if chunk else 0
+        if found != len(chunk):
             raise CorruptFile(
                 f"Can't read {self._path}: it became shorter.",
                 hint="Attach or fetch the file again.",
                 path=str(self._path),
             )
-        return data
+        return chunk
+
+    def read_at_once(self, index: int, into: memoryview) -> memoryview | None:
+        """As `read`, but None when the disk would have to be waited for, and for any trouble."""
+        chunk = self._room_for(index, into)
+        if not _AT_ONCE:
+            return None
+        try:
+            found = os.preadv(self._descriptor, [chunk], index * CHUNK_BYTES, _AT_ONCE)
+        except OSError:  # not in memory, or not to be had so on this filesystem
+            return None
+        return chunk if found == len(chunk) else None
+
+    def _room_for(self, index: int, into: memoryview | None) -> memoryview:
+        assert index >= 0, "before the beginning"
+        length = max(0, min(CHUNK_BYTES, self.size - index * CHUNK_BYTES))
+        return memoryview(bytearray(length)) if into is None else into[:length]
 
     def head(self, length: int) -> bytes:
         """The first bytes."""

@@ -17,7 +17,7 @@ import errno
 import hashlib
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -34,7 +34,7 @@ from meshagent.storage.writeback import Writeback
 
 __all__ = ["CHUNK_BYTES", "PARTIALS_MAX", "Partial", "lock_journal", "parse_partial", "stem_of"]
 
-CHUNK_BYTES = 256 * 1024
+CHUNK_BYTES = 512 * 1024  # as on the wire, core/frames.py; a test compares them
 PARTIALS_MAX = 1_000  # unfinished transfers of all agents of the mesh on this machine
 LOCK_ATTEMPTS_MAX = 20  # each time, another one finished between our opening and our locking
 
@@ -84,19 +84,20 @@ class Partial:
     ) -> None:
         self.close()
 
-    def write(self, data: bytes | memoryview) -> None:
-        """Append the next chunk, or several: all of full length but for the last one of the blob.
+    def write(self, *pieces: bytes | memoryview) -> None:
+        """Append the next chunk, in as many pieces as it came, or several chunks.
 
-        When it raises, nothing of the failed chunk counts and it may be given again.
+        All are of full length but for the last one of the blob. When it raises, nothing of the
+        failed chunk counts and it may be given again.
         """
-        view = memoryview(data)
-        if len(view) > self.size - self.received:
-            raise LocalProtocolError(f"{len(view)} bytes are more than the rest of the blob.")
-        ends_whole = len(view) % CHUNK_BYTES == 0 or self.received + len(view) == self.size
+        length = sum(map(len, pieces))
+        if length > self.size - self.received:
+            raise LocalProtocolError(f"{length} bytes are more than the rest of the blob.")
+        ends_whole = length % CHUNK_BYTES == 0 or self.received + length == self.size
         if not ends_whole:
-            raise LocalProtocolError(f"{len(view)} bytes are not a whole number of chunks.")
-        for at in range(0, len(view), CHUNK_BYTES):
-            self._write_chunk(view[at : at + CHUNK_BYTES])
+            raise LocalProtocolError(f"{length} bytes are not a whole number of chunks.")
+        for chunk in _chunks(pieces):
+            self._write_chunk(chunk)
 
     def finish(self) -> Path:
         """Check the whole, make it durable and give it its name in the store."""
@@ -172,7 +173,7 @@ class Partial:
             self._room.require(self.size - had, on_disk=self.size - blocks)
             self._data = shelf.open(name, os.O_RDWR | os.O_CREAT)
             _allocate(self._data, had, self.size)
-            self._writeback = Writeback(self._data)
+            self._writeback = Writeback(self._data, drop=True)
         except BaseException:
             if found is None:
                 self._remove(shelf)
@@ -185,7 +186,7 @@ class Partial:
         header = _HEADER.pack(_MAGIC, self.sha256, self.size, CHUNK_BYTES)
         if os.pread(journal, len(header), 0) != header:
             os.ftruncate(journal, 0)
-            _write_all(journal, header, 0)
+            _write_all(journal, (header,), 0)
         while self.received < self.size:
             number = self.received // CHUNK_BYTES
             record = os.pread(journal, _RECORD.size, _record_at(number))
@@ -199,16 +200,18 @@ class Partial:
             self.received += length
         os.ftruncate(journal, _record_at(-(-self.received // CHUNK_BYTES)))
 
-    def _write_chunk(self, chunk: memoryview) -> None:
+    def _write_chunk(self, pieces: Sequence[memoryview]) -> None:
         data, journal = self._descriptors()
-        number = self.received // CHUNK_BYTES
+        number, length = self.received // CHUNK_BYTES, sum(map(len, pieces))
         upto = self._hash.copy()
-        upto.update(chunk)
-        with mapped_to_disk_full(self._path, "write", len(chunk)):
-            _write_all(data, chunk, self.received)
-            _write_all(journal, _RECORD.pack(number, upto.digest()[:4]), _record_at(number))
+        for piece in pieces:
+            upto.update(piece)
+        with mapped_to_disk_full(self._path, "write", length):
+            _write_all(data, pieces, self.received)
+            record = _RECORD.pack(number, upto.digest()[:4])
+            _write_all(journal, (record,), _record_at(number))
         self._hash = upto
-        self.received += len(chunk)
+        self.received += length
         if self._writeback is not None:
             self._writeback.wrote(self.received)
 
@@ -274,9 +277,28 @@ def _allocate(descriptor: int, had: int, size: int) -> None:
     os.ftruncate(descriptor, size)
 
 
-def _write_all(descriptor: int, data: bytes | memoryview, at: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, at)
-        view = view[written:]
+def _chunks(pieces: Iterable[bytes | memoryview]) -> Iterator[list[memoryview]]:
+    """The same bytes, as the pieces of each chunk."""
+    chunk: list[memoryview] = []
+    room = CHUNK_BYTES
+    for piece in pieces:
+        rest = memoryview(piece)
+        while len(rest) >= room:
+            yield [*chunk, rest[:room]]
+            rest, chunk, room = rest[room:], [], CHUNK_BYTES
+        if rest:
+            chunk.append(rest)
+            room -= len(rest)
+    if chunk:
+        yield chunk
+
+
+def _write_all(descriptor: int, pieces: Sequence[bytes | memoryview], at: int) -> None:
+    left = [memoryview(each) for each in pieces]
+    while left:
+        written = os.pwritev(descriptor, left, at)
         at += written
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if left:
+            left[0] = left[0][written:]

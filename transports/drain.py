@@ -19,6 +19,7 @@ __all__ = ["Drain", "FrameReader", "Received", "has_frames"]
 
 log = logging.getLogger(__name__)
 
+VIEWED_BYTES_MIN = 64 * 1024  # below it a copy is cheaper than what a view brings along
 SKIPPED_PARTS_MAX = 4096  # parts of a refused frame that are dropped in one turn: about 1 ms
 
 
@@ -81,7 +82,7 @@ class Received:
     def __init__(self, route: bytes, first: zmq.Frame) -> None:
         self.route = route
         self.first = first
-        self.parts = [first.bytes]
+        self.parts: list[bytes | memoryview] = [first.bytes]
         self.size = len(self.parts[0])
         self.refusal = ""
 
@@ -108,8 +109,10 @@ class FrameReader:
         received = Received(route, frame)
         while frame.more and not received.refusal:
             frame = self._recv(zmq.NOBLOCK, copy=False)
-            received.parts.append(frame.bytes)
-            received.size += len(received.parts[-1])
+            # A large part is not copied at all: the view keeps libzmq's memory until it is let go.
+            part = frame.buffer if len(frame) >= VIEWED_BYTES_MIN else frame.bytes
+            received.parts.append(part)
+            received.size += len(part)
             if len(received.parts) > self._limits.frame_parts_max:
                 received.refusal = "parts"
             elif received.size > self._limits.frame_bytes_max:

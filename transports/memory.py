@@ -81,10 +81,12 @@ class _End:
     curve_key: bytes | None = None
     opened: bool = False
     far: _End | None = None
-    coming: deque[tuple[float, tuple[bytes, ...] | None]] = field(default_factory=deque)
+    coming: deque[tuple[float, tuple[bytes | memoryview, ...] | None]] = field(
+        default_factory=deque
+    )
     due: bool = False
 
-    def push(self, parts: tuple[bytes, ...] | None) -> None:
+    def push(self, parts: tuple[bytes | memoryview, ...] | None) -> None:
         arrival = self.owner._loop.time() + self.owner.network._delay()
         self.coming.append((arrival, parts))
         self.schedule()
@@ -165,7 +167,7 @@ class MemoryTransport:
             self._at(self._loop.time() + self.network._delay(), partial(self._knock, end, address))
         return link
 
-    def send(self, link: LinkId, parts: Sequence[bytes]) -> bool:
+    def send(self, link: LinkId, parts: Sequence[bytes | memoryview]) -> bool:
         """Put one frame on the wire; False when the link is not open, full or gone."""
         size = sum(map(len, parts))
         if not 0 < len(parts) <= self._limits.frame_parts_max:
@@ -261,7 +263,7 @@ class MemoryTransport:
             return "denied"
         return "limit" if len(self._links) >= self._limits.links_max else ""
 
-    def _take(self, end: _End, parts: tuple[bytes, ...] | None) -> None:
+    def _take(self, end: _End, parts: tuple[bytes | memoryview, ...] | None) -> None:
         """A frame has arrived, or the goodbye."""
         if parts is None:
             end.far = None

@@ -40,6 +40,13 @@ __all__ = ["ZmqTransport"]
 
 log = logging.getLogger(__name__)
 
+HEAP_KEPT_BYTES = 4 * 1024 * 1024
+"""A block of this size is freed when we start: from it glibc learns to keep what is as small for
+the next one, where it would else return the memory of each large part to the system and ask for
+it anew, 256 page faults for a MiB."""
+
+_MORE, _LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)  # made once: a part each costs
+
 TICK_S = 1.0
 """The safety tick: an edge that was missed, against all reasoning, costs a second."""
 
@@ -89,6 +96,7 @@ class ZmqTransport:
             host = hosts[0]
         self._events = events
         self._loop = asyncio.get_running_loop()
+        bytearray(HEAP_KEPT_BYTES)  # taken, and freed at once
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         try:
             self._open()
@@ -172,7 +180,7 @@ class ZmqTransport:
             entry.resolving = self._loop.create_task(self._resolve(entry, *target))
         return entry.link
 
-    def send(self, link: LinkId, parts: Sequence[bytes]) -> bool:
+    def send(self, link: LinkId, parts: Sequence[bytes | memoryview]) -> bool:
         """Hand one frame to libzmq; False when the link is not open, full or gone."""
         entry = self._links.get(link)
         self._check_frame(parts)
@@ -192,7 +200,7 @@ class ZmqTransport:
         if entry is not None:
             self._remove(entry, int(self._limits.parting_s * 1000))
 
-    def _check_frame(self, parts: Sequence[bytes]) -> None:
+    def _check_frame(self, parts: Sequence[bytes | memoryview]) -> None:
         size = sum(map(len, parts))
         if not 0 < len(parts) <= self._limits.frame_parts_max:
             raise LocalProtocolError(f"A frame of {len(parts)} parts can't be sent.")
@@ -423,12 +431,12 @@ class ZmqTransport:
             drain.look()
 
 
-def _send(through: zmq.Socket[bytes], parts: Sequence[bytes]) -> bool:
+def _send(through: zmq.Socket[bytes], parts: Sequence[bytes | memoryview]) -> bool:
     """libzmq refuses a frame at its first part or takes it whole."""
     try:
         for part in parts[:-1]:
-            through.send(part, zmq.NOBLOCK | zmq.SNDMORE)
-        through.send(parts[-1], zmq.NOBLOCK)
+            through.send(part, _MORE)
+        through.send(parts[-1], _LAST)
     except zmq.ZMQError as error:
         if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
             log.warning("A frame could not be sent: %s", error)

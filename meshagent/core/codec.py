@@ -12,7 +12,16 @@ from typing import Any
 
 import msgpack
 
-from meshagent.core.frames import FRAMES, HEADER_BYTES_MAX, OPTIONAL_FROM, PARTS_MAX, Frame
+from meshagent.core.frames import (
+    FRAMES,
+    HEADER_BYTES_MAX,
+    OPTIONAL_FROM,
+    PARTS_MAX,
+    PIECE_BYTES,
+    Frame,
+    Payload,
+    Pieces,
+)
 from meshagent.errors import RemoteProtocolError
 
 __all__ = ["decode", "encode", "pack", "unpack"]
@@ -28,7 +37,7 @@ def pack(value: object) -> bytes:
     return packed
 
 
-def unpack(data: bytes, limit: int = HEADER_BYTES_MAX) -> Any:
+def unpack(data: bytes | memoryview, limit: int = HEADER_BYTES_MAX) -> Any:
     """One msgpack value that fills `data` exactly, with lists as tuples; bounded in every size."""
     if len(data) > limit:
         raise RemoteProtocolError(f"A header of {len(data)} bytes exceeds the limit of {limit}.")
@@ -55,16 +64,25 @@ def unpack(data: bytes, limit: int = HEADER_BYTES_MAX) -> Any:
         ) from None
 
 
-def encode(frame: Frame) -> list[bytes]:
+def encode(frame: Frame) -> list[bytes | memoryview]:
     """The parts of `frame` as they go on the wire."""
     values = [getattr(frame, name) for name in _names[type(frame)]]
     if frame.parts == 1:
         return [pack((frame.code, *values))]
     payload = values.pop()
-    return [pack((frame.code, *values)), payload]
+    return [pack((frame.code, *values)), *_pieces(payload)]
 
 
-def decode(parts: Sequence[bytes]) -> Frame | None:
+def _pieces(payload: Payload) -> Sequence[bytes | memoryview]:
+    if isinstance(payload, Pieces):
+        return payload.parts
+    if len(payload) <= PIECE_BYTES:
+        return [payload]
+    view = memoryview(payload)
+    return [view[at : at + PIECE_BYTES] for at in range(0, len(view), PIECE_BYTES)]
+
+
+def decode(parts: Sequence[bytes | memoryview]) -> Frame | None:
     """The frame in `parts`; None when it is an optional one that we do not know."""
     if not 1 <= len(parts) <= PARTS_MAX:
         raise RemoteProtocolError(
@@ -78,11 +96,12 @@ def decode(parts: Sequence[bytes]) -> Frame | None:
         if header[0] >= OPTIONAL_FROM:
             return None
         raise RemoteProtocolError(f"Frame code {header[0]} is required and not known here.")
-    if len(parts) != kind.parts:
-        raise RemoteProtocolError(f"A {kind.__name__} has {kind.parts} parts, not {len(parts)}.")
+    if min(len(parts), 2) != kind.parts:
+        raise RemoteProtocolError(f"A {kind.__name__} does not have {len(parts)} parts.")
     values = header[1:]
     if kind.parts > 1:
-        values = (*values[: len(kind.checks) - 1], parts[1])
+        payload = parts[1] if len(parts) == 2 else Pieces(parts[1:])
+        values = (*values[: len(kind.checks) - 1], payload)
     if len(values) < len(kind.checks):
         raise RemoteProtocolError(f"A {kind.__name__} lacks fields.")
     return kind(*[check(value) for check, value in zip(kind.checks, values, strict=False)])

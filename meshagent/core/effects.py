@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from meshagent.core.frames import Frame, Mail
+from meshagent.core.frames import Frame, Mail, Payload
 from meshagent.core.messages import Message, MessageState
 from meshagent.core.ports import Delivered, OutState, Row
 from meshagent.core.types import AgentId, LinkId, Peer
@@ -221,7 +221,7 @@ class WriteChunk(NamedTuple):
 
     sha256: bytes
     chunk: int
-    data: bytes
+    data: Payload
 
 
 class FinishBlob(NamedTuple):

@@ -1,6 +1,6 @@
 """The grammar of the wire: every frame, with a sentence and a limit for each field.
 
-A frame is a msgpack array `[code, field, …]`, then its payload parts: only BlobChunk has one, its
+A frame is a msgpack array `[code, field, …]`, then its payload parts: only BlobChunk has them, its
 last field, which travels as it is so that bulk is neither packed nor copied. Codes below
 `OPTIONAL_FROM` are required: a peer that does not know one refuses it. Codes from there on are
 optional and ignored by those who do not know them. Fields beyond those listed are ignored, so a
@@ -11,7 +11,7 @@ docs/protocol.md is written from this file and a test keeps them together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -36,6 +36,7 @@ __all__ = [
     "Mail",
     "MailAck",
     "Nack",
+    "Pieces",
     "Ping",
     "PingReq",
     "Refuse",
@@ -56,8 +57,9 @@ KEY_BYTES = 32
 NONCE_BYTES = 16
 SIGNATURE_BYTES = 64
 SHA256_BYTES = 32
-CHUNK_BYTES = 256 * 1024  # of a blob, in one frame: a text behind a few of them waits little
-CREDIT_CHUNKS_MAX = 64  # how far ahead of what was sent a puller may let us send: 16 MiB
+CHUNK_BYTES = 512 * 1024  # of a blob, in one frame: a text behind a few of them waits little
+PIECE_BYTES = 128 * 1024  # of a chunk, in one part: what is encrypted at once fits a core's cache
+CREDIT_CHUNKS_MAX = 32  # how far ahead of what was sent a puller may let us send: 16 MiB
 UPDATE_BYTES_MAX = 4096  # one signed record with its addresses and capabilities
 UPDATES_MAX = 256  # updates in one frame
 MEMBERS_MAX = 4096  # members that a node keeps, hence digest entries
@@ -154,17 +156,40 @@ def grant(value: Any) -> bytes:
     return value
 
 
-def chunk(value: Any) -> bytes:
-    """A payload part of at most 262144 bytes; only a blob's last chunk is shorter."""
-    if type(value) is not bytes or len(value) > CHUNK_BYTES:
+class Pieces:
+    """A payload that came in several parts, as they came: to join them would be to copy them."""
+
+    __slots__ = ("_length", "parts")
+
+    def __init__(self, parts: Sequence[bytes | memoryview]) -> None:
+        self.parts = tuple(parts)
+        self._length = sum(map(len, parts))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts)
+
+
+Payload = bytes | memoryview | Pieces
+
+
+def chunk(value: Any) -> Payload:
+    """At most 524288 bytes, in parts of 131072 and a rest; only a blob's last chunk is shorter."""
+    if not isinstance(value, bytes | memoryview | Pieces) or len(value) > CHUNK_BYTES:
         raise _wrong(f"at most {CHUNK_BYTES} bytes", value)
+    if isinstance(value, Pieces):
+        *full, last = value.parts
+        if any(len(each) != PIECE_BYTES for each in full) or not 0 < len(last) <= PIECE_BYTES:
+            raise _wrong(f"in parts of {PIECE_BYTES} bytes", value)
     return value
 
 
 class Frame:
     """A value that travels on a link. Subclasses name their code and check their fields.
 
-    With `parts` 2 the last field is a payload part of its own.
+    With `parts` 2 the last field is a payload, in a part of its own or in several.
     """
 
     __slots__ = ()
@@ -390,7 +415,7 @@ class BlobChunk(Frame):
     checks: ClassVar[tuple[Check_, ...]] = (whole, whole, chunk)
     pull: int
     index: int
-    data: bytes
+    data: Payload
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,9 @@ class Mesh:
         """A connection ended or was never made."""
         return self._route(self.links.closed(link, reason, now), now)
 
-    def received_parts(self, link: LinkId, parts: Sequence[bytes], now: float) -> list[Effect]:
+    def received_parts(
+        self, link: LinkId, parts: Sequence[bytes | memoryview], now: float
+    ) -> list[Effect]:
         """Bytes from a link, whatever they are."""
         try:
             frame = decode(parts)

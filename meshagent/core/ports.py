@@ -50,7 +50,7 @@ class LinkEvents(Protocol):
         a link that we dialled it is None, since the door's key says nothing about who is behind.
         """
 
-    def link_received(self, link: LinkId, parts: Sequence[bytes]) -> None:
+    def link_received(self, link: LinkId, parts: Sequence[bytes | memoryview]) -> None:
         """One frame: a header and its payload parts, as the other side sent them."""
 
     def link_closed(self, link: LinkId, reason: str) -> None:
@@ -72,7 +72,7 @@ class Transport(Protocol):
     def dial(self, address: str) -> LinkId:
         """Begin to connect; `link_opened` or `link_closed` follows, never neither."""
 
-    def send(self, link: LinkId, parts: Sequence[bytes]) -> bool:
+    def send(self, link: LinkId, parts: Sequence[bytes | memoryview]) -> bool:
         """Put one frame on the wire; False when the link is full or gone (nothing was sent)."""
 
     def close_link(self, link: LinkId) -> None:

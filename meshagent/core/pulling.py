@@ -65,17 +65,17 @@ class PullingConfig:
     """Of those, large ones, so that small ones always find a place."""
     per_sender_max: int = 7
     """Of those, on behalf of one sender: a crowd of its blobs leaves room for the others'."""
-    small_chunks: int = 16
+    small_chunks: int = 8
     """Up to here a blob counts as small: it is gone in a moment."""
     wanted_max: int = 100_000
     """Blobs wanted in all; beyond it `want` refuses."""
     window_max: int = 16
-    """Chunks under way for all pulls: 4 MiB, so that a text behind them waits little.
+    """Chunks under way for all pulls: 8 MiB, what a busy machine moves while credit is on its way.
 
     At least `active_max`, or some would have no share."""
     window_per_pull_max: int = 12
     """The same for one pull; the rest lets a newcomer begin at once."""
-    window_first: int = 4
+    window_first: int = 2
     """The same for a pull that begins; it grows with each chunk that is written. Two who find each
     other again often both dial, and what is on the link that is dropped is moved twice."""
     stall_s: float = 30.0
@@ -394,7 +394,7 @@ class Pulling:
         effects: list[Effect] = []
         for want in hungry:
             mine = min(share, want.pace if want.pull else config.window_first)
-            step = max(1, mine // 4)  # one BlobMore for a few chunks
+            step = max(1, mine // 3)  # one BlobMore for a few chunks: each is a turn on both sides
             free = min(config.window_max - self._held, mine - want.held, want.chunks - want.upto)
             if self._owes(want) and free < step and free < want.chunks - want.upto:
                 continue
@@ -504,6 +504,8 @@ class Pulling:
 
     def _next_ready(self) -> Want | None:
         """The eldest if no active one is there for its age, else the smallest there is room for."""
+        if self._by_age.first(()) is None:
+            return None  # asked after every turn, and mostly all are active
         full = self._senders_with_enough()
         if not self._has_eldest():
             return self._by_age.first(full)

@@ -27,6 +27,7 @@ from meshagent.core.frames import (
     BlobMore,
     BlobStop,
     Frame,
+    Payload,
 )
 from meshagent.core.types import AgentId
 
@@ -44,8 +45,8 @@ class ServingConfig:
     in_all_max: int = 128
     """Pulls at once; beyond it, as beyond the one above, a puller is told to come again."""
     reads_max: int = 8
-    """Chunks being read at once: 2 MiB, enough to keep a disk and the links busy."""
-    reads_per_pull_max: int = 4
+    """Chunks being read at once: 4 MiB, enough to keep a disk and the links busy."""
+    reads_per_pull_max: int = 6
     """Of one pull; together with `reads_max` it bounds what waits for an earlier chunk."""
     idle_s: float = 60.0
     """A pull that gave no credit for so long loses its place."""
@@ -73,7 +74,7 @@ class Serve:
     stage: Stage = Stage.CHECKING
     checking: bool = True
     reading: set[int] = field(default_factory=set)
-    held: dict[int, bytes] = field(default_factory=dict)
+    held: dict[int, Payload] = field(default_factory=dict)
     """Read, and waiting for an earlier one that is being read."""
     queued: bool = False
 
@@ -198,7 +199,7 @@ class Serving:
         return [] if over else [Send(peer, BlobEnd(pull, why, reason))]
 
     def chunk_read(
-        self, peer: AgentId, pull: int, index: int, data: bytes | None, now: float
+        self, peer: AgentId, pull: int, index: int, data: Payload | None, now: float
     ) -> list[Effect]:
         """A chunk was read, or can't be any more."""
         serve = self._find(peer, pull)

@@ -31,7 +31,7 @@ class Drop:
 
 def pack_drop(signer: Signer, mesh_id: bytes, to: AgentId, mail: Mail) -> bytes:
     """The bytes of the file."""
-    (frame,) = encode(mail)
+    frame = bytes(encode(mail)[0])
     signature = signer.sign(_words(mesh_id, signer.agent, to, frame))
     return pack((1, signer.agent, signer.key, frame, signature))
 

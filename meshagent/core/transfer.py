@@ -1,6 +1,6 @@
 """Blobs in both directions: what this agent pulls and what it serves. Never touches disk.
 
-Theory, in short. A blob is named by its SHA-256 and cut into chunks of 256 KiB. Who wants it asks
+Theory, in short. A blob is named by its SHA-256 and cut into chunks of 512 KiB. Who wants it asks
 a peer that may have it, naming the message's author and its grant, the first chunk it lacks and
 how far the peer may send; more credit follows as chunks are written, never as they come. The
 asker chooses the pace, the order and the source; the asked only turns away, sends in order, or

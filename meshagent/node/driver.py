@@ -620,7 +620,7 @@ class Driver:
         if self._mesh is not None:
             self._turn(self._mesh.opened(link, curve_key, self._loop.time()))
 
-    def link_received(self, link: LinkId, parts: Sequence[bytes]) -> None:
+    def link_received(self, link: LinkId, parts: Sequence[bytes | memoryview]) -> None:
         """A frame came."""
         if self._mesh is not None:
             self._turn(self._mesh.received_parts(link, parts, self._loop.time()))

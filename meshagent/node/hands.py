@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from meshagent.errors import StorageError
 
-__all__ = ["Hands"]
+__all__ = ["Hands", "Then"]
 
 T = TypeVar("T")
 
@@ -28,7 +28,9 @@ Then = Callable[[Any, Exception | None], None]
 class Hands:
     """One thread, for one event loop."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, told: Callable[[], None] | None = None) -> None:
+        """`told` is called in the loop's thread after each bunch of results."""
+        self._told = told
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Then] | None] = queue.SimpleQueue()
         self._done: list[tuple[Then, Any, Exception | None]] = []
@@ -109,3 +111,5 @@ class Hands:
             except Exception as fault:  # one that is told badly must not leave others untold
                 about = {"message": "what came of a job was not taken", "exception": fault}
                 self._loop.call_exception_handler(about)
+        if self._told is not None and not self._closed:
+            self._told()

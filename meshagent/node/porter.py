@@ -30,10 +30,12 @@ from meshagent.core.effects import (
     ReadChunk,
     WriteChunk,
 )
+from meshagent.core.frames import Payload, Pieces
 from meshagent.core.identity import verify
 from meshagent.core.types import AgentId
 from meshagent.errors import MeshError, StorageError, UsageError
-from meshagent.node.hands import Hands
+from meshagent.node.blocks import Blocks
+from meshagent.node.hands import Hands, Then
 from meshagent.node.subscribers import Event
 from meshagent.storage.refusals import (
     Busy,
@@ -76,13 +78,16 @@ class Porter:
         self._closing = False
         self._watching: dict[bytes, list[Callable[[int, int], None]]] = {}
         self._givers: dict[bytes, frozenset[AgentId]] = {}
+        self._blocks = Blocks(CHUNK_BYTES)
+        self._answers: list[tuple[Callable[..., list[Effect]], tuple[Any, ...]]] = []
 
     async def start(self, driver: Driver) -> None:
         """The node has started."""
         self._driver, self._transfer = driver, driver.transfer
         self._loop = asyncio.get_running_loop()
         # Two threads: what others read from us must not wait for what we write.
-        self._writing, self._reading = Hands("meshagent-writes"), Hands("meshagent-reads")
+        self._writing = Hands("meshagent-writes", self._hand_in)
+        self._reading = Hands("meshagent-reads", self._hand_in)
 
     async def close(self) -> None:
         """The node ends; what is half here stays for the next run."""
@@ -176,9 +181,9 @@ class Porter:
                 work = partial(_write, self._partials[sha256], index, data)
                 self._writing.do(work, partial(self._wrote, sha256, index))
             case ReadChunk(peer, pull, _, index):
-                reader = self._readers.get((peer, pull))
-                reading = partial(reader.read, index) if reader is not None else _nothing
-                self._reading.do(reading, partial(self._read, peer, pull, index))
+                self._read_chunk(
+                    self._readers.get((peer, pull)), partial(self._read, peer, pull, index), index
+                )
             case CheckAsk():
                 self._driver.spawn(self._check(effect))
             case CloseReader(peer, pull):
@@ -201,6 +206,15 @@ class Porter:
                 self._settle(sha256, why)
             case BlobProgress(sha256, received, size):
                 self._tell(sha256, received, size)
+
+    def _answer(self, method: Callable[..., list[Effect]], *arguments: Any) -> None:
+        """Note what came of an effect; the engine hears of a bunch in one turn."""
+        self._answers.append((method, arguments))
+
+    def _hand_in(self) -> None:
+        if self._answers:
+            answers, self._answers = self._answers, []
+            self._driver.blob(_all_of, answers)
 
     def _tell(self, sha256: bytes, received: int, size: int) -> None:
         for watcher in list(self._watching.get(sha256, ())):
@@ -240,21 +254,21 @@ class Porter:
         transfer = self._transfer
         if opened is not None:
             self._partials[sha256] = opened
-            self._driver.blob(transfer.opened, sha256, chunk_count(opened.received))
+            self._answer(transfer.opened, sha256, chunk_count(opened.received))
             return
         match error:
             case None:
-                self._driver.blob(transfer.present, sha256)
+                self._answer(transfer.present, sha256)
             case Busy():
-                self._driver.blob(transfer.held_up, sha256, "another agent here receives it")
+                self._answer(transfer.held_up, sha256, "another agent here receives it")
             case QuotaReached() | TypeNotAllowed():
-                self._driver.blob(transfer.impossible, sha256, error.message)
+                self._answer(transfer.impossible, sha256, error.message)
             case _:
                 self._held_up(sha256, error)
 
     def _wrote(self, sha256: bytes, index: int, _: None, error: Exception | None) -> None:
         if error is None:
-            self._driver.blob(self._transfer.wrote, sha256, index)
+            self._answer(self._transfer.wrote, sha256, index)
         else:
             self._held_up(sha256, error)
 
@@ -270,12 +284,12 @@ class Porter:
     def _finished(self, sha256: bytes, _: None, error: Exception | None) -> None:
         transfer = self._transfer
         if error is None:
-            self._driver.blob(transfer.finished, sha256)
+            self._answer(transfer.finished, sha256)
         elif isinstance(error, WrongHash):
             self._driver.log.warning("what came is another file: %s", error)
-            self._driver.blob(transfer.wrong, sha256)
+            self._answer(transfer.wrong, sha256)
         elif isinstance(error, TypeNotAllowed):
-            self._driver.blob(transfer.impossible, sha256, error.message)
+            self._answer(transfer.impossible, sha256, error.message)
         else:
             self._held_up(sha256, error)
 
@@ -285,7 +299,7 @@ class Porter:
         self._driver.log.warning(
             "an attachment waits: %s", error, exc_info=None if known else error
         )
-        self._driver.blob(self._transfer.held_up, sha256, reason)
+        self._answer(self._transfer.held_up, sha256, reason)
 
     def _settle(self, sha256: bytes, why: str | None) -> None:
         self._watching.pop(sha256, None)
@@ -350,10 +364,23 @@ class Porter:
             return False
         return await driver.names_blob(ask.sha256, ask.granter, "in")
 
+    def _read_chunk(self, reader: Reader | None, then: Then, index: int) -> None:
+        """Here and now when it is in memory, as it is just after `send`: a thread takes longer."""
+        if reader is None:
+            self._reading.do(_nothing, then)
+            return
+        into = self._blocks.take()
+        data = reader.read_at_once(index, into)
+        if data is None:
+            self._reading.do(partial(reader.read, index, into), then)
+            return
+        then(data, None)
+        self._loop.call_soon(self._hand_in)
+
     def _read(self, peer: AgentId, pull: int, index: int, data: Any, error: Any) -> None:
         if error is not None:
             self._driver.log.warning("a chunk can't be read: %s", error)
-        self._driver.blob(self._transfer.chunk_read, peer, pull, index, data)
+        self._answer(self._transfer.chunk_read, peer, pull, index, data)
 
 
 def _named(what: Attachable) -> tuple[str, Path | BinaryIO]:
@@ -371,11 +398,17 @@ def _named(what: Attachable) -> tuple[str, Path | BinaryIO]:
     )
 
 
-def _write(part: Partial, index: int, data: bytes) -> None:
+def _write(part: Partial, index: int, data: Payload) -> None:
     """In the thread: a chunk behind one that failed must not take its place."""
     if part.received != index * CHUNK_BYTES:
         raise StorageError("The chunk before it could not be written.")
-    part.write(data)
+    part.write(*(data.parts if isinstance(data, Pieces) else (data,)))
+
+
+def _all_of(
+    answers: list[tuple[Callable[..., list[Effect]], tuple[Any, ...]]], now: float
+) -> list[Effect]:
+    return [each for method, arguments in answers for each in method(*arguments, now)]
 
 
 def _ignore(result: Any, error: Exception | None) -> None:

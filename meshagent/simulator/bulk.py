@@ -270,7 +270,7 @@ class BulkNode:
         at, partial = effect.chunk * chunks.CHUNK_BYTES, self.store.partials[sha256]
         if at > len(partial):  # one before it was not written
             return engine.held_up(sha256, "gap", now)
-        partial[at : at + chunks.CHUNK_BYTES] = effect.data
+        partial[at : at + chunks.CHUNK_BYTES] = bytes(effect.data)
         return engine.wrote(sha256, effect.chunk, now)
 
     def _finish(self, engine: Transfer, effect: FinishBlob) -> list[Effect]:

@@ -107,7 +107,7 @@ class SimNode:
         if self.engine is not None:
             self._perform(self.engine.opened(link, curve_key, self.world.now))
 
-    def link_received(self, link: LinkId, parts: Sequence[bytes]) -> None:
+    def link_received(self, link: LinkId, parts: Sequence[bytes | memoryview]) -> None:
         if self.engine is not None:
             self._perform(self.engine.received_parts(link, parts, self.world.now))
 

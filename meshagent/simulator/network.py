@@ -26,7 +26,7 @@ class Endpoint(Protocol):
     curve_public: bytes
 
     def link_opened(self, link: LinkId, curve_key: bytes | None) -> None: ...
-    def link_received(self, link: LinkId, parts: Sequence[bytes]) -> None: ...
+    def link_received(self, link: LinkId, parts: Sequence[bytes | memoryview]) -> None: ...
     def link_closed(self, link: LinkId, reason: str) -> None: ...
 
 
@@ -85,7 +85,7 @@ class Network:
         self.world.plan(self._delay(), self._knock, end, address)
         return end.link
 
-    def send(self, owner: Endpoint, link: LinkId, parts: Sequence[bytes]) -> bool:
+    def send(self, owner: Endpoint, link: LinkId, parts: Sequence[bytes | memoryview]) -> bool:
         """Put a frame on the way."""
         end = self._ends.get((owner.name, link))
         if end is None or not end.open or end.other is None:
@@ -147,7 +147,7 @@ class Network:
             self._ends.pop((end.owner.name, end.link), None)
             end.owner.link_closed(end.link, reason)
 
-    def _arrive(self, end: _End, parts: Sequence[bytes]) -> None:
+    def _arrive(self, end: _End, parts: Sequence[bytes | memoryview]) -> None:
         if end.open and (end.owner.name, end.link) in self._ends:
             end.owner.link_received(end.link, parts)
 

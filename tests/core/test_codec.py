@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import suppress
 from dataclasses import fields
 from typing import Any
@@ -185,15 +186,25 @@ def test_payload_parts_that_the_grammar_does_not_know_are_refused(kind: type[Fra
 
 
 def test_a_chunk_travels_beside_its_header_and_within_its_limit() -> None:
-    full = frames.BlobChunk(1, 2, bytes(frames.CHUNK_BYTES))
-    header, data = encode(full)
-    assert data is full.data, "bulk is not copied"
+    data = random.Random(3).randbytes(frames.CHUNK_BYTES)
+    header, *parts = encode(frames.BlobChunk(1, 2, data))
     assert len(header) < 32
-    assert decode([header, data]) == full
+    assert {len(each) for each in parts} == {frames.PIECE_BYTES}
+    assert all(isinstance(e, memoryview) and e.obj is data for e in parts), "bulk is not copied"
+    back = decode([header, *parts])
+    assert isinstance(back, frames.BlobChunk)
+    assert (len(back.data), bytes(back.data)) == (len(data), data)
+    assert encode(back) == [header, *parts], "a chunk is passed on in the parts it came in"
+    assert decode([header, data]) == frames.BlobChunk(1, 2, data)
     assert decode([header, b""]) == frames.BlobChunk(1, 2, b"")
     is_refused(header)
     is_refused(header, data + b"x")
     is_refused(header, data, b"")
+    is_refused(header, *parts, b"")
+    is_refused(header, *parts, b"x")
+    is_refused(header, *parts[:-1], b"")
+    is_refused(header, b"x", *parts[1:])
+    is_refused(header, parts[0], bytes(parts[1]) + b"x")
     is_refused(pack([50, 1, 2, b"packed"]))
 
 

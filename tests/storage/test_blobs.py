@@ -20,6 +20,7 @@ from storage.blob_files import (
     sha,
 )
 
+from meshagent.core import frames
 from meshagent.errors import LimitReached, StorageError, UsageError
 from meshagent.storage import importing, room
 from meshagent.storage.blobs import CHUNK_BYTES, BlobStore
@@ -419,5 +420,22 @@ def test_an_open_store_is_closed_to_others(store: BlobStore, file: Path) -> None
     assert_private(store.root)
 
 
+def test_a_chunk_that_is_in_memory_is_read_at_once_and_only_whole(store: BlobStore) -> None:
+    data = noise(CHUNK_BYTES + 100)
+    sha256 = store.put(io.BytesIO(data)).sha256
+    into = memoryview(bytearray(CHUNK_BYTES))
+    with store.open(sha256) as reader:
+        for index, chunk in enumerate(pieces(data)):
+            found = reader.read_at_once(index, into)
+            assert found in (chunk, None), "whether it is in memory is the system's to say"
+            assert reader.read(index, into) == chunk
+        with store.path(sha256).open("r+b") as file:
+            file.truncate(CHUNK_BYTES + 1)
+        assert reader.read_at_once(1, into) is None
+        with pytest.raises(StorageError, match="shorter"):
+            reader.read(1, into)
+    assert reader.read_at_once(0, into) is None, "closed"
+
+
 def test_a_chunk_is_what_its_peers_think_it_is() -> None:
-    assert CHUNK_BYTES == 256 * 1024
+    assert CHUNK_BYTES == frames.CHUNK_BYTES

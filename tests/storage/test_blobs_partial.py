@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import itertools
 import os
 import struct
 import threading
@@ -418,28 +419,47 @@ def test_a_system_that_reserves_nothing_still_receives(
 def test_a_chunk_that_could_not_be_written_may_be_given_again(
     store: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = os.pwrite, [0]
+    real, calls = os.pwritev, [0]
 
     def fails_at(number: int):  # type: ignore[no-untyped-def]
         calls[0] = 0
 
-        def pwrite(descriptor: int, data: bytes, at: int) -> int:
+        def pwritev(descriptor: int, data: list[memoryview], at: int) -> int:
             calls[0] += 1
             if calls[0] == number:
-                real(descriptor, data[:3], at)
+                real(descriptor, [data[0][:3]], at)
                 raise OSError(errno.ENOSPC, "full")
             return real(descriptor, data, at)
 
-        return pwrite
+        return pwritev
 
     with store.begin(SHA, len(DATA)) as partial:
         for chunk in pieces(DATA):
             for number in (1, 2):  # the data, then the journal
                 with monkeypatch.context() as patch:
-                    patch.setattr(os, "pwrite", fails_at(number))
+                    patch.setattr(os, "pwritev", fails_at(number))
                     with pytest.raises(DiskFull):
                         partial.write(chunk)
             partial.write(chunk)
+        partial.finish()
+    assert read_all(store, SHA) == DATA
+
+
+def test_a_chunk_may_come_in_pieces_and_go_to_disk_in_others(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pwritev
+
+    def pwritev(descriptor: int, data: list[memoryview], at: int) -> int:
+        """Takes what ends within a piece, as a system may."""
+        first, *more = data
+        return real(descriptor, [first, more[0][:7]] if more else [first[:100_000]], at)
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    with store.begin(SHA, len(DATA)) as partial:
+        for chunk in pieces(DATA):
+            cuts = [0, 1, 1000, 1000, 70_000, len(chunk)]
+            partial.write(*(chunk[at:to] for at, to in itertools.pairwise(cuts)))
         partial.finish()
     assert read_all(store, SHA) == DATA
 
