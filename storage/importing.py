@@ -14,9 +14,10 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from meshagent.errors import UsageError
 from meshagent.storage.refusals import mapped_to_disk_full
@@ -27,6 +28,7 @@ from meshagent.storage.writeback import Writeback
 __all__ = ["Copied", "Progress", "Source", "copy_into", "hash_of", "opened_source"]
 
 BLOCK_BYTES = 1024 * 1024  # read, hashed and written at a time: all the memory that it takes
+SMALL_BYTES = 64 * 1024  # so much at least, should a small file grow while it is read
 
 Progress = Callable[[int, int | None], None]
 """Told the bytes that are done, and how many there are if that is known."""
@@ -49,9 +51,14 @@ class Source:
         self.descriptor = descriptor
         self._stream = stream
         self.size = os.fstat(descriptor).st_size if descriptor is not None else None
+        known = BLOCK_BYTES if self.size is None else max(self.size, SMALL_BYTES)
+        self._memory = bytearray(min(BLOCK_BYTES, known))
 
-    def blocks(self) -> Iterator[bytes]:
-        """All of it, from the beginning if it is a file of ours, else from where it stands."""
+    def blocks(self) -> Iterator[bytes | memoryview]:
+        """All of it, from the beginning if it is a file of ours, else from where it stands.
+
+        A block may be looked at until the next one is asked for, which may use its memory again.
+        """
         at = 0
         while True:
             with _unreadable(self.name):
@@ -61,9 +68,9 @@ class Source:
             at += len(block)
             yield block
 
-    def _read(self, at: int) -> bytes:
+    def _read(self, at: int) -> bytes | memoryview:
         if self.descriptor is not None:
-            return os.pread(self.descriptor, BLOCK_BYTES, at)
+            return memoryview(self._memory)[: os.preadv(self.descriptor, [self._memory], at)]
         assert self._stream is not None
         block = self._stream.read(BLOCK_BYTES)
         if not isinstance(block, bytes | bytearray):
@@ -100,17 +107,36 @@ def copy_into(descriptor: int, path: Path, source: Source, room: Room, report: P
             return hash_of(clone, report)
     digest, done, head = hashlib.sha256(), 0, bytearray()
     writeback = Writeback(descriptor)
-    for block in source.blocks():
-        if source.size is None or done + len(block) > source.size:
-            room.require(done + len(block), on_disk=len(block))  # it is longer than was known
-        with mapped_to_disk_full(path, "write", len(block)):
-            _write_all(descriptor, block)
-        digest.update(block)
-        head += block[: HEAD_BYTES - len(head)]
-        done += len(block)
-        writeback.wrote(done)
-        report(done, source.size)
+    with _beside(digest) as update:
+        for block in source.blocks():
+            if source.size is None or done + len(block) > source.size:
+                room.require(done + len(block), on_disk=len(block))  # it is longer than was known
+            hashed = update(block)
+            with mapped_to_disk_full(path, "write", len(block)):
+                _write_all(descriptor, block)
+            head += block[: HEAD_BYTES - len(head)]
+            done += len(block)
+            writeback.wrote(done)
+            hashed()
+            report(done, source.size)
     return Copied(digest.digest(), done, bytes(head))
+
+
+@contextlib.contextmanager
+def _beside(digest: Any) -> Iterator[Callable[[Any], Callable[[], None]]]:
+    """Hash a large block while it is written; what is returned waits until that is done."""
+
+    def update(block: bytes | memoryview) -> Callable[[], None]:
+        if len(block) < BLOCK_BYTES:  # the last one, or all there is: not worth a thread
+            digest.update(block)
+            return lambda: None
+        return threads.submit(digest.update, block).result
+
+    threads = ThreadPoolExecutor(1, "meshagent-hash")  # begins one when it is first asked for
+    try:
+        yield update
+    finally:
+        threads.shutdown()
 
 
 def hash_of(source: Source, report: Progress) -> Copied:
@@ -124,7 +150,7 @@ def hash_of(source: Source, report: Progress) -> Copied:
     return Copied(digest.digest(), done, bytes(head))
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
