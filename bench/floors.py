@@ -112,7 +112,7 @@ class StreamFloor:
         socket, chunk = self._link.socket, bytes(CHUNK_BYTES)
         began = time.perf_counter()
         for _ in range(max(1, size // CHUNK_BYTES)):
-            socket.send(chunk, copy=self._copy)
+            socket.send(chunk, 0, self._copy)
         socket.send(b"")
         socket.recv()
         return time.perf_counter() - began
