@@ -57,6 +57,7 @@ class SmallDisk(Courier):
 
     def assert_told_and_texts_flow(self, sender: Node, receiver: Node, ident: str) -> None:
         """`inbox` says what it waits for, and whatever else is sent arrives."""
+        wait_until(lambda: self.message(receiver.agent, ident), "the message to come")
         wait_until(lambda: self.attachment(receiver, ident)["reason"], "the reason to be told")
         attachment = self.attachment(receiver, ident)
         assert attachment["state"] == "receiving"
