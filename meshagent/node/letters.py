@@ -121,9 +121,6 @@ class ReceiptBook:
         self._held: dict[str, ref[Receipt]] = {}
         self._tidy_at = TIDY_RECEIPTS
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def add(self, receipt: Receipt) -> None:
         """From now on it hears how far its message has come."""
         self._held[receipt.id] = ref(receipt)

@@ -171,20 +171,20 @@ class PostNode:
         notes = [row for each in effects if isinstance(each, Note) for row in each.rows]
         if notes and self._waiting:
             self._waiting.append([Note(notes)])
-        elif notes:
-            if not self._notes:
-                self.world.plan(NOTE_S, self._commit_notes, self.life)
-            self._notes += notes
+        else:
+            self._note(notes)
+
+    def _note(self, notes: list[OutState | Delivered]) -> None:
+        if notes and not self._notes:
+            self.world.plan(NOTE_S, self._commit_notes, self.life)
+        self._notes += notes
 
     def _go_on(self) -> None:
         life = self.life
         self._committing = True
         while self._waiting and not must_wait(self._waiting[0]):
             effects = self._waiting.pop(0)
-            if notes := [row for each in effects if isinstance(each, Note) for row in each.rows]:
-                if not self._notes:
-                    self.world.plan(NOTE_S, self._commit_notes, self.life)
-                self._notes += notes
+            self._note([row for e in effects if isinstance(e, Note) for row in e.rows])
             self._apply(effects)
             if life != self.life:
                 return
@@ -194,7 +194,11 @@ class PostNode:
 
     def _commit_notes(self, life: int) -> None:
         """What nothing rested on, when nothing else took it along."""
-        if life == self.life and self._notes and not self._committing:
+        if life != self.life or not self._notes:
+            return
+        if self._committing:
+            self.world.plan(NOTE_S, self._commit_notes, life)
+        else:
             self._begin_commit()
 
     def _begin_commit(self) -> None:
