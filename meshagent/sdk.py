@@ -95,10 +95,16 @@ class Node:
         recipients = self._mailroom.recipients(to)
         if len(recipients) != 1:
             raise UsageError(f"{to!r} means {len(recipients)} agents.", hint="Use send_all.")
-        enclosed = await self._enclose(attach, progress) if attach else ()
-        (receipt,) = await self._mailroom.send(
-            recipients, (text,), data, kind, thread, reply_to, ttl, enclosed
-        )
+        if attach:
+            enclosed = await self._enclose(attach, progress)
+            (receipt,) = await self._mailroom.send(
+                recipients, (text,), data, kind, thread, reply_to, ttl, enclosed
+            )
+        else:  # most often: nothing to wait for but the disk
+            (receipt,), kept = self._mailroom.hand_in(
+                recipients, (text,), data, kind, thread, reply_to, ttl
+            )
+            await kept
         return receipt
 
     async def send_all(

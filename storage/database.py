@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,11 +128,13 @@ class Database:
         """All of them in one transaction, durable on return."""
         mail: list[Row] = []
         with self.transaction("write to") as connection:
-            for row in rows:
-                if isinstance(row, PeerRow | MetaRow):
-                    connection.execute(*encode_row(row))
+            stretches: Iterable[tuple[type, Iterable[Any]]] = groupby(rows, type)
+            for kind, stretch in stretches:
+                if kind is PeerRow or kind is MetaRow:
+                    for row in stretch:
+                        connection.execute(*encode_row(row))
                 else:
-                    mail.append(row)
+                    mail += stretch
             if mail:
                 self.mail.write(connection, mail)
 

@@ -8,8 +8,9 @@ one epoch; a state is replaced only by one of a larger rank; a message that came
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshagent.core.ports import (
@@ -185,25 +186,25 @@ class MailTables:
         in_news: list[InState] = []
         held_news: list[Arrived | TurnedAway] = []
         marks: dict[tuple[str, bytes], Watermark] = {}
-        for row in rows:
-            match row:
-                case OutRow():
-                    new_out.append(row)
-                case OutState() | Delivered() | Receipt():
-                    out_news.append(row)
-                case InRow():
-                    new_in.append(row)
-                case InState():
-                    in_news.append(row)
-                case Arrived() | TurnedAway():
-                    held_news.append(row)
-                case Watermark():
+        places: dict[type, list[Any]] = {
+            OutRow: new_out, InRow: new_in, InState: in_news,
+            OutState: out_news, Delivered: out_news, Receipt: out_news,
+            Arrived: held_news, TurnedAway: held_news,
+        }  # fmt: skip
+        stretches: Iterable[tuple[type, Iterable[Any]]] = groupby(rows, type)
+        for kind, stretch in stretches:
+            if kind is Watermark:
+                for row in stretch:
                     marks.pop((row.sender, row.epoch), None)
                     marks[row.sender, row.epoch] = row
-                case NewEpoch(epoch):
+            elif kind is NewEpoch:
+                for row in stretch:
                     self._write_out(connection, new_out, out_news)
-                    new_out, out_news = [], []
-                    self._renumber(connection, epoch)
+                    new_out.clear()
+                    out_news.clear()
+                    self._renumber(connection, row.epoch)
+            else:
+                places[kind] += stretch
         self._write_out(connection, new_out, out_news)
         if new_in:
             plain = [row for row in new_in if not row.blobs]
@@ -239,11 +240,13 @@ class MailTables:
 
     def _write_streams(self, connection: apsw.Connection, new: Sequence[OutRow]) -> None:
         numbers = self._numbers
-        for row in new:
-            expected = numbers.get(row.peer) or self._next_seq(connection, row.peer)
-            if row.seq != expected:
-                raise misnumbered(row, expected)
-            numbers[row.peer] = expected + 1
+        for peer, stretch in groupby(new, attrgetter("peer")):
+            first = numbers.get(peer) or self._next_seq(connection, peer)
+            numbers[peer] = first
+            for row in stretch:
+                if row.seq != numbers[peer]:
+                    raise misnumbered(row, numbers[peer])
+                numbers[peer] += 1
         for peer in {row.peer for row in new}:
             connection.execute(*encode_row(StreamRow(peer, numbers[peer])))
 

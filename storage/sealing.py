@@ -7,8 +7,8 @@ row is opened only when both fit.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgpack
@@ -90,7 +90,7 @@ IN_COLUMNS = (
 
 
 def _seal(text: str, body: bytes = b"") -> bytes:
-    return hashlib.blake2b(text.encode("utf-8") + body, digest_size=CHECKSUM_BYTES).digest()
+    return blake2b(text.encode() + body, digest_size=CHECKSUM_BYTES).digest()
 
 
 def _out_seal(peer: str, seq: int, ident: str, expires_ms: int, body: bytes) -> bytes:
@@ -124,16 +124,16 @@ def in_mark(ident: str, state: int, failures: int, changed_ms: int) -> bytes:
 
 def out_values(row: OutRow) -> tuple[Value, ...]:
     """peer, seq, id, expires_ms, size, checksum, body."""
-    body = row.body
-    seal = _out_seal(row.peer, row.seq, row.id, row.expires_ms, body)
-    return row.peer, row.seq, row.id, row.expires_ms, len(body), seal, body
+    peer, _, seq, ident, body, expires_ms, _ = row
+    seal = _out_seal(peer, seq, ident, expires_ms, body)
+    return peer, seq, ident, expires_ms, len(body), seal, body
 
 
 def in_values(row: InRow) -> tuple[Value, ...]:
     """sender, id, received_ms, size, checksum, body."""
-    body = row.body
-    seal = _in_seal(row.sender, row.id, row.received_ms, body)
-    return row.sender, row.id, row.received_ms, len(body), seal, body
+    sender, _, _, ident, body, received_ms, _ = row
+    seal = _in_seal(sender, ident, received_ms, body)
+    return sender, ident, received_ms, len(body), seal, body
 
 
 def settled(mark: bytes, ident: str, state: int, changed_ms: int, reason: str) -> bytes:

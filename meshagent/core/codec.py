@@ -6,7 +6,8 @@ msgpack that any msgpack library can read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -31,10 +32,19 @@ CONTAINER_ITEMS_MAX = 8192  # the largest list in the grammar is a Sync digest o
 _names = {kind: tuple(field.name for field in fields(kind)) for kind in FRAMES.values()}  # type: ignore[arg-type]
 
 
+class _Packing(threading.local):
+    """One packer for each thread: to make one takes longer than to pack a message."""
+
+    def __init__(self) -> None:
+        self.pack: Callable[[object], bytes] = msgpack.Packer(use_bin_type=True).pack
+
+
+_packing = _Packing()
+
+
 def pack(value: object) -> bytes:
     """Plain msgpack."""
-    packed: bytes = msgpack.packb(value, use_bin_type=True)
-    return packed
+    return _packing.pack(value)
 
 
 def unpack(data: bytes | memoryview, limit: int = HEADER_BYTES_MAX) -> Any:
@@ -42,6 +52,8 @@ def unpack(data: bytes | memoryview, limit: int = HEADER_BYTES_MAX) -> Any:
     if len(data) > limit:
         raise RemoteProtocolError(f"A header of {len(data)} bytes exceeds the limit of {limit}.")
     try:
+        if len(data) <= CONTAINER_ITEMS_MAX:  # nothing in it can be larger than it is itself
+            return msgpack.unpackb(data, use_list=False, ext_hook=_refuse_extension)
         return msgpack.unpackb(
             data,
             use_list=False,

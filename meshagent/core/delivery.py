@@ -254,11 +254,10 @@ class Delivery:
         last: dict[AgentId, int] = {}
         streams = {peer: self._peer(peer).out for peer in {peer for peer, _ in outgoing}}
         for (peer, message), body in zip(outgoing, bodies, strict=True):
-            stream = streams[peer]
-            seq, ident, expires_ms = stream.next_seq, message.id, message.expires_ms
+            ident, expires_ms = message.id, message.expires_ms
             blobs = _blobs(message) if message.attachments else ()
-            stream.add(Item(seq, ident, body, expires_ms, MessageState.QUEUED, bool(blobs)))
-            rows.append(OutRow(peer, stream.epoch, seq, ident, body, expires_ms, blobs))
+            seq = streams[peer].add(ident, body, expires_ms, bool(blobs))
+            rows.append(OutRow(peer, self._epoch, seq, ident, body, expires_ms, blobs))
             last[peer] = seq
         self._pending += len(outgoing)
         return [
@@ -507,7 +506,7 @@ class Delivery:
             return effects + self._start_over(known, now)
         waiting = stream.waiting
         settled = stream.settle(min(ack.upto, stream.loaded))
-        for plain, items in groupby(settled, lambda item: _is_plain(item, exceptions)):
+        for plain, items in _by_kind(settled, exceptions):
             if plain:
                 effects += _arrived(peer, list(items), now_ms)
             else:
@@ -745,14 +744,21 @@ class Delivery:
         return known
 
 
-def _is_plain(item: Item, exceptions: dict[int, str]) -> bool:
-    """Whether an answer that covers it says all there is to say about it."""
-    return (
-        not item.attached
-        and not item.expires_ms
-        and item.seq not in exceptions
-        and item.state not in WITHDRAWN
-    )
+def _by_kind(
+    items: list[Item], exceptions: dict[int, str]
+) -> Iterable[tuple[bool, Iterable[Item]]]:
+    """Stretches of those of which an answer that covers them says all there is to say, and others.
+
+    Most often it is one stretch of the former.
+    """
+    special = {
+        item.seq
+        for item in items
+        if item.expires_ms or item.attached or item.state in WITHDRAWN or item.seq in exceptions
+    }
+    if not special:
+        return [(True, items)] if items else []
+    return groupby(items, lambda item: item.seq not in special)
 
 
 def _arrived(peer: AgentId, items: Sequence[Item], now_ms: int) -> list[Effect]:

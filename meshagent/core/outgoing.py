@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice, takewhile
 
 from meshagent.core.frames import MAIL_ITEMS_MAX, Mail
 from meshagent.core.messages import MessageState, body_hash
@@ -78,6 +78,8 @@ class SendStream:
     items: deque[Item] = field(default_factory=deque)
     loaded_bytes: int = 0
     sent: int = 0
+    ever_sent: int = 0
+    """Up to here all were on the wire once, if only on a link that is gone."""
     durable: int = 0
     linked: bool = False
     greeted: bool = False
@@ -101,7 +103,7 @@ class SendStream:
 
     def __post_init__(self) -> None:
         self.noted = self.floor - 1
-        self.sent = self.floor - 1
+        self.sent = self.ever_sent = self.floor - 1
         self.durable = self.next_seq - 1
 
     @property
@@ -130,14 +132,15 @@ class SendStream:
         """Whether something was sent that has no answer yet."""
         return self.sent >= self.floor
 
-    def add(self, item: Item) -> None:
-        """A new message: kept in memory when it is next in line and there is room."""
-        assert item.seq == self.next_seq
-        self.next_seq += 1
-        items = self.items
-        if self.linked and self.floor + len(items) == item.seq and self._has_room():
+    def add(self, ident: str, body: bytes, expires_ms: int, attached: bool) -> int:
+        """A new message, and its number: kept in memory when it is next in line, with room."""
+        seq, items = self.next_seq, self.items
+        self.next_seq = seq + 1
+        if self.linked and self.floor + len(items) == seq and self._has_room():
+            item = Item(seq, ident, body, expires_ms, MessageState.QUEUED, attached)
             items.append(item)
             self.loaded_bytes += item.size
+        return seq
 
     def wants_more(self) -> bool:
         """Whether the next ones should be read from disk."""
@@ -165,28 +168,24 @@ class SendStream:
         """The next batch for the wire; only what is durable here leaves."""
         first = self.sent + 1
         last = min(self.loaded, self.durable, self.sent + MAIL_ITEMS_MAX)
-        bodies: list[bytes | None] = []
-        size = 0
-        for item in islice(self.items, first - self.floor, last + 1 - self.floor):
-            size += item.size
-            if bodies and size > FRAME_BYTES_MAX:
-                break
-            bodies.append(item.body)
-            if item.state is MessageState.QUEUED:
-                item.state = MessageState.SENT
-                self.first_sent.append(item.id)
-        if not bodies:
+        items = list(islice(self.items, first - self.floor, last + 1 - self.floor))
+        if not items:
             return None
-        self.sent += len(bodies)
-        return Mail(self.epoch, self.told_floor, first, tuple(bodies))
+        sizes = accumulate([item.size for item in items])
+        fitting = sum(1 for size in takewhile(FRAME_BYTES_MAX.__ge__, sizes))
+        del items[max(1, fitting) :]
+        self.sent += len(items)
+        if self.sent > self.ever_sent:
+            fresh = items[max(0, self.ever_sent + 1 - first) :]
+            self.first_sent += [item.id for item in fresh if item.state not in WITHDRAWN]
+            self.ever_sent = self.sent
+        return Mail(self.epoch, self.told_floor, first, tuple([item.body for item in items]))
 
     def settle(self, upto: int) -> list[Item]:
         """All up to this number are settled; those that were in memory."""
-        settled = []
-        while self.items and self.items[0].seq <= upto:
-            item = self.items.popleft()
-            self.loaded_bytes -= item.size
-            settled.append(item)
+        count = max(0, min(upto + 1 - self.floor, len(self.items)))
+        settled = [self.items.popleft() for _ in range(count)]
+        self.loaded_bytes -= sum([item.size for item in settled])
         self.floor = max(self.floor, upto + 1)
         self.sent = max(self.sent, upto)
         if self.floor - 1 > self.gap_at:

@@ -101,6 +101,8 @@ class Receipt:
             return
         self.state, self.reason = state, reason
         self._history += (state,)
+        if not self._waiting:
+            return
         reached = progress if state not in _FAILED else _END_RANK
         for rank, change in self._waiting:
             if rank <= reached and not change.done():
@@ -109,8 +111,10 @@ class Receipt:
     def _change(self, rank: int = 0) -> asyncio.Future[None]:
         """Done when it has come so far, or has ended: nobody is woken for less."""
         change = asyncio.get_running_loop().create_future()
-        still = [each for each in self._waiting if not each[1].done()] if self._waiting else ()
-        self._waiting = (*still, (rank, change))  # who asks often leaves one behind, not many
+        before = self._waiting
+        self._waiting = ((rank, change),)
+        if before:  # who asks often leaves one behind, not many
+            self._waiting += tuple([each for each in before if not each[1].done()])
         return change
 
 
@@ -133,11 +137,12 @@ class ReceiptBook:
         self, peer: AgentId, idents: Iterable[str], state: MessageState, reason: str
     ) -> None:
         """These messages have come so far; nobody answers for another."""
+        held = self._held
         for ident in idents:
-            held = self._held.get(ident)
-            receipt = held() if held is not None else None
-            if receipt is not None and receipt.to == peer:
-                receipt.advance(state, reason)
+            if ident in held:
+                receipt = held[ident]()
+                if receipt is not None and receipt.to == peer:
+                    receipt.advance(state, reason)
 
 
 class LetterAttachment:

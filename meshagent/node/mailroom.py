@@ -5,6 +5,7 @@ Decides whom a name means and what a session is shown. Every change is durable b
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -71,6 +72,25 @@ class Mailroom:
 
         `attach` are names, and the SHA-256 in hex of what stands in the blob store already.
         """
+        attached = [await self._enclose(*each) for each in attach]
+        receipts, kept = self.hand_in(
+            recipients, texts, data, kind, thread, reply_to, ttl_s, attached
+        )
+        await kept
+        return receipts
+
+    def hand_in(
+        self,
+        recipients: Sequence[AgentId],
+        texts: Sequence[str],
+        data: Any = None,
+        kind: str = DEFAULT_KIND,
+        thread: str = "",
+        reply_to: str = "",
+        ttl_s: float | None = None,
+        attached: Sequence[Attachment] = (),
+    ) -> tuple[list[Receipt], asyncio.Future[None]]:
+        """As `send`; the future tells when all are durable."""
         if kind == RECEIPT_KIND:
             raise UsageError(f"The kind {kind!r} is the mesh's own.", hint="Choose another kind.")
         if self._driver.agent in recipients:
@@ -78,7 +98,6 @@ class Mailroom:
                 f"{self._driver.agent} is this agent itself.",
                 hint="Send as another one: --as AGENT",
             )
-        attached = [await self._enclose(*each) for each in attach] if attach else ()
         now_ms = time.time_ns() // 1_000_000
         expires_ms = 0 if ttl_s is None else now_ms + int(ttl_s * 1000)
         outgoing: list[tuple[AgentId, Message]] = []
@@ -95,9 +114,7 @@ class Mailroom:
                 receipt = Receipt(ident, peer)
                 receipts.append(receipt)
                 self._driver.receipts.add(receipt)
-        if outgoing:
-            await self._driver.send(outgoing)
-        return receipts
+        return receipts, self._driver.send(outgoing)
 
     async def _enclose(self, name: str, sha256: str) -> Attachment:
         """A blob of the store as a message names it; from now on this agent keeps it."""

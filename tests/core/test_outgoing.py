@@ -21,7 +21,7 @@ def stream(count: int, size: int = 10, durable: bool = True) -> SendStream:
     made = SendStream(EPOCH)
     made.linked = True
     for seq in range(1, count + 1):
-        made.add(item(seq, size))
+        made.add(f"m{seq}", bytes(size), 0, False)
     if durable:
         made.durable = count
     return made

@@ -205,7 +205,7 @@ def test_a_send_whose_commit_is_under_way_when_the_node_ends_does_not_wait_for_e
         await driver.start("127.0.0.1", [0])
         store.hold()
         sending = [
-            asyncio.create_task(driver.send([(BOB.agent, Message(ident, "text", "", 1))]))
+            driver.send([(BOB.agent, Message(ident, "text", "", 1))])
             for ident in ("under way", "behind it")
         ]
         while not store.waiting:  # noqa: ASYNC110 - until the commit is under way
