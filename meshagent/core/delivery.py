@@ -423,8 +423,7 @@ class Delivery:
                 effects.append(ReceiptChanged(peer, stream.first_sent, MessageState.SENT, ""))
                 stream.first_sent = []
             if stream.on_wire and stream.answer_due is None:
-                pause = max(self._config.answer_s, self._pause(stream, self._config.answer_s))
-                stream.answer_due = now + pause
+                stream.answer_due = now + self._patience(stream)
         if stream.wants_more():
             effects.append(self._load(self._peers[peer], peer, stream.loaded + 1, LOAD_ITEMS_MAX))
         return effects
@@ -433,8 +432,7 @@ class Delivery:
         """Mail without messages: the answer tells how much the peer has of this epoch."""
         if not stream.waiting or stream.answer_due is not None or stream.busy_until > now:
             return []
-        pause = max(self._config.answer_s, self._pause(stream, self._config.answer_s))
-        stream.answer_due = now + pause
+        stream.answer_due = now + self._patience(stream)
         return [Send(peer, Mail(stream.epoch, stream.told_floor, stream.floor, ()))]
 
     def _answered(self, ack: MailAck, peer: AgentId, now: float, now_ms: int) -> list[Effect]:
@@ -557,6 +555,11 @@ class Delivery:
     def _prove(self, known: Correspondent, peer: AgentId, seq: int) -> Load:
         known.proving = True
         return self._load(known, peer, seq, 1)
+
+    def _patience(self, stream: SendStream) -> float:
+        """How long to wait for an answer; only who got none before waits longer."""
+        answer_s = self._config.answer_s
+        return max(answer_s, self._pause(stream, answer_s)) if stream.failures else answer_s
 
     def _pause(self, stream: SendStream, first_s: float) -> float:
         return backoff_s(stream.failures, first_s, self._config.longest_pause_s, self._rng)

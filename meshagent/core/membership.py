@@ -162,7 +162,7 @@ class Membership:
         effects = self._learn([record], agent, now)
         if agent in self._members:
             self._members[agent].met = True
-        effects += self._heard(agent, now)
+        effects += self.heard(agent, now)
         if ask:
             effects.append(Send(agent, Sync(1, self._digest())))
         return effects
@@ -189,30 +189,28 @@ class Membership:
         match frame:
             case Ping(seq, updates):
                 effects += self._learn(updates, peer, now)
-                effects += self._heard(peer, now)
+                effects += self.heard(peer, now)
                 effects.append(Send(peer, Ack(seq, self._riders(peer))))
             case Ack(seq, updates):
                 effects += self._learn(updates, peer, now)
-                effects += self._heard(peer, now)
+                effects += self.heard(peer, now)
                 effects += self._answered(seq, peer, now)
             case PingReq(seq, target, updates):
                 effects += self._learn(updates, peer, now)
-                effects += self._heard(peer, now)
+                effects += self.heard(peer, now)
                 effects += self._relay(seq, AgentId(target), peer, now)
             case Nack(seq):
-                effects += self._heard(peer, now)
+                effects += self.heard(peer, now)
                 if seq in self._probes:
                     self._probes[seq].nacks += 1
             case Gossip(updates):
                 effects += self._learn(updates, peer, now)
-                effects += self._heard(peer, now)
+                effects += self.heard(peer, now)
             case Sync(reply, digest):
-                effects += self._heard(peer, now)
+                effects += self.heard(peer, now)
                 effects += self._compare(digest, peer, now)
                 if reply:
                     effects.append(Send(peer, Sync(0, self._digest())))
-            case _:
-                effects += self._heard(peer, now)
         return effects
 
     def on_timer(self, now: float) -> list[Effect]:
@@ -290,7 +288,7 @@ class Membership:
             return []
         del self._probes[seq]
         self.health.note(-1)
-        return self._heard(probe.target, now)
+        return self.heard(probe.target, now)
 
     def _probe_is_late(self, probe: Probe, now: float) -> list[Effect]:
         member = self._members.get(probe.target)
@@ -384,7 +382,8 @@ class Membership:
 
     # -- news ---------------------------------------------------------------------------------
 
-    def _heard(self, agent: AgentId, now: float) -> list[Effect]:
+    def heard(self, agent: AgentId, now: float) -> list[Effect]:
+        """Anything at all came from this peer, so it lives."""
         member = self._members.get(agent)
         if member is None:
             return []

@@ -173,13 +173,16 @@ class Mesh:
         peer = self.links.agent_on(link)
         if peer is None or isinstance(frame, _LINK_FRAMES):
             return self._route(self.links.received(link, frame, now), now)
-        effects = self._route(self.membership.receive(frame, peer, now), now)
-        if self.delivery is not None and isinstance(frame, Mail | MailAck):
-            answer = self.delivery.receive(frame, peer, now, self._wall_ms(now))
-            effects += self._route(answer, now)
+        if isinstance(frame, Mail | MailAck):  # of these there are most
+            outcomes = self.membership.heard(peer, now)
+            if self.delivery is not None:
+                outcomes += self.delivery.receive(frame, peer, now, self._wall_ms(now))
         elif isinstance(frame, BLOB_FRAMES):
-            effects += self._route(self.transfer.receive(frame, peer, now), now)
-        return effects
+            outcomes = self.membership.heard(peer, now)
+            outcomes += self.transfer.receive(frame, peer, now)
+        else:
+            outcomes = self.membership.receive(frame, peer, now)
+        return self._route(outcomes, now)
 
     def on_timer(self, now: float) -> list[Effect]:
         """Do what is due in every engine."""

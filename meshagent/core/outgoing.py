@@ -110,7 +110,7 @@ class SendStream:
     def due(self) -> float | None:
         """When something has to be done if nothing is heard."""
         times = (self.answer_due, self.busy_until or None, self.gap_due)
-        return min((each for each in times if each is not None), default=None)
+        return min([each for each in times if each is not None], default=None)
 
     @property
     def loaded(self) -> int:
