@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import NewType
 
 from meshagent.errors import UsageError
@@ -82,6 +83,7 @@ def veil(agent: AgentId) -> AgentId:
     return AgentId(f"agent-{agent[-8:]}")
 
 
+@lru_cache(maxsize=1024)
 def is_agent_id(text: str) -> bool:
     """Whether `text` is written like an agent id; says nothing about whether it exists."""
     return _AGENT_ID.match(text) is not None

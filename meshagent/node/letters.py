@@ -25,20 +25,21 @@ DELIVERED_RANK = PROGRESS[MessageState.DELIVERED]
 _END_RANK = max(PROGRESS.values())
 _BEGINNING: tuple[MessageState, ...] = (MessageState.QUEUED,)
 _ON_ITS_WAY = frozenset({MessageState.QUEUED, MessageState.SENT})
-TIDY_RECEIPTS = 4096  # entries between looks for those whose receipt nobody holds any more
+TIDY_RECEIPTS = 1024  # entries between looks for those whose receipt nobody holds any more
 _FAILED = frozenset({MessageState.EXPIRED, MessageState.REFUSED, MessageState.CANCELLED})
 
 
 class Receipt:
     """How far a message of ours has come. It is durable: the message stays queued until it ends."""
 
-    __slots__ = ("__weakref__", "_history", "_waiting", "id", "reason", "state", "to")
+    __slots__ = ("__weakref__", "_history", "_rank", "_waiting", "id", "reason", "state", "to")
 
     def __init__(self, ident: str, to: str) -> None:
         self.id = ident
         self.to = to
         self.state = MessageState.QUEUED
         self.reason = ""
+        self._rank = 0
         self._history = _BEGINNING
         self._waiting: tuple[tuple[int, asyncio.Future[None]], ...] = ()
         """Who waits, and for which rank."""
@@ -61,12 +62,12 @@ class Receipt:
     async def reached(self, state: MessageState | str, timeout: float | None = None) -> Receipt:
         """Until it has come at least as far as `state`."""
         rank = PROGRESS[MessageState(state)]
-        if PROGRESS[self.state] >= rank and self.state not in _FAILED:
+        if self._rank >= rank and self.state not in _FAILED:
             return self
         try:
             # Without a time limit nothing is set up for one: many wait for many.
             async with asyncio.timeout(timeout) if timeout is not None else nullcontext():
-                while self.state in _FAILED or PROGRESS[self.state] < rank:
+                while self.state in _FAILED or self._rank < rank:
                     if self.state in _FAILED:
                         reason = f" ({self.reason})" if self.reason else ""
                         raise MeshError(f"The message {self.id} was {self.state}{reason}.")
@@ -80,7 +81,7 @@ class Receipt:
 
     async def settled(self) -> None:
         """Until it was delivered, or ended otherwise."""
-        while PROGRESS[self.state] < DELIVERED_RANK and self.state not in _FAILED:
+        while self._rank < DELIVERED_RANK and self.state not in _FAILED:
             await self._change(DELIVERED_RANK)
 
     async def watch(self) -> AsyncIterator[MessageState]:
@@ -96,17 +97,16 @@ class Receipt:
 
     def advance(self, state: MessageState, reason: str) -> None:
         """The node has news."""
-        progress = PROGRESS[state]
-        if progress <= PROGRESS[self.state]:
+        rank = PROGRESS[state]
+        if rank <= self._rank:
             return
-        self.state, self.reason = state, reason
+        self.state, self.reason, self._rank = state, reason, rank
         self._history += (state,)
-        if not self._waiting:
-            return
-        reached = progress if state not in _FAILED else _END_RANK
-        for rank, change in self._waiting:
-            if rank <= reached and not change.done():
-                change.set_result(None)
+        if self._waiting:
+            reached = rank if state not in _FAILED else _END_RANK
+            for wanted, change in self._waiting:
+                if wanted <= reached and not change.done():
+                    change.set_result(None)
 
     def _change(self, rank: int = 0) -> asyncio.Future[None]:
         """Done when it has come so far, or has ended: nobody is woken for less."""
