@@ -793,9 +793,9 @@ class Driver:
                 case _ if self.porter is not None:
                     self.porter.perform(effect)
         for (peer, epoch), upto in flush.items():
-            self.post.pending(peer)
             if self._mesh is not None:
                 self._turn(self._mesh.flush(peer, epoch, upto, self._loop.time()))
+            self.post.pending(peer)
         for sender, message in collect:
             if self._mesh is not None:
                 self._turn(self._mesh.collect(sender, message, self._loop.time()))
@@ -845,18 +845,12 @@ class Driver:
     # -- timers -------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        """Look when the engine wants to be woken; of many turns in a moment, not at each."""
-        now = self._loop.time()
-        if now >= self._looked_at + LOOK_S:
-            self._look(now)
-        elif self._looking is None:
+        """Look when the engine wants to be woken: soon, and once for many turns."""
+        if self._looking is None:
             self._looking = self._loop.call_at(self._looked_at + LOOK_S, self._look)
 
-    def _look(self, now: float | None = None) -> None:
-        self._looked_at = self._loop.time() if now is None else now
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+    def _look(self) -> None:
+        self._looking, self._looked_at = None, self._loop.time()
         if self._mesh is None:
             return
         at = self._mesh.deadline()
