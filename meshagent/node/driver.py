@@ -137,7 +137,6 @@ class Driver:
         self._mesh: Mesh | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
-        self._looked_at = 0.0
         self._expiry: asyncio.TimerHandle | None = None
         self._waiting: list[list[Effect]] = []
         self._batch: list[list[Effect]] = []
@@ -847,10 +846,10 @@ class Driver:
     def _arm(self) -> None:
         """Look when the engine wants to be woken: soon, and once for many turns."""
         if self._looking is None:
-            self._looking = self._loop.call_at(self._looked_at + LOOK_S, self._look)
+            self._looking = self._loop.call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        self._looking, self._looked_at = None, self._loop.time()
+        self._looking = None
         if self._mesh is None:
             return
         at = self._mesh.deadline()
