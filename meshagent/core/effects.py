@@ -40,6 +40,7 @@ __all__ = [
     "WriteChunk",
     "may_pass",
     "must_wait",
+    "overtakes",
 ]
 
 
@@ -84,6 +85,15 @@ def may_pass(effects: Iterable[Effect]) -> bool:
         elif kind not in _PASSING or (kind is Note and effect.urgent):  # type: ignore[union-attr]
             return False
     return True
+
+
+def overtakes(effects: Iterable[Effect], waiting: Iterable[Iterable[Effect]]) -> bool:
+    """Whether news would be told before older news, which wait: perhaps of the same message."""
+    return _tells(effects) and any(_tells(each) for each in waiting)
+
+
+def _tells(effects: Iterable[Effect]) -> bool:
+    return any(type(effect) is ReceiptChanged for effect in effects)
 
 
 class Send(NamedTuple):

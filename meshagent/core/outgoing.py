@@ -178,7 +178,7 @@ class SendStream:
         self.sent += len(items)
         if self.sent > self.ever_sent:
             fresh = items[max(0, self.ever_sent + 1 - first) :]
-            self.first_sent += [item.id for item in fresh if item.state not in WITHDRAWN]
+            self.first_sent += [item.id for item in fresh if item.state is MessageState.QUEUED]
             self.ever_sent = self.sent
         return Mail(self.epoch, self.told_floor, first, tuple([item.body for item in items]))
 

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from meshagent.core.attachments import Attachment, AttachmentLimits
@@ -40,6 +41,7 @@ from meshagent.core.effects import (
     Transmit,
     may_pass,
     must_wait,
+    overtakes,
 )
 from meshagent.core.frames import Mail, MailAck
 from meshagent.core.identity import Identity, MeshSecret, verify
@@ -655,7 +657,7 @@ class Driver:
     # -- effects ------------------------------------------------------------------------------
 
     def _turn(self, effects: list[Effect]) -> None:
-        if may_pass(effects):
+        if may_pass(effects) and not overtakes(effects, chain(self._batch, self._waiting)):
             if notes := _noted([effects]):
                 self._note(notes)
             self._apply(effects)

@@ -24,6 +24,7 @@ from meshagent.core.effects import (
     Send,
     may_pass,
     must_wait,
+    overtakes,
 )
 from meshagent.core.frames import EPOCH_BYTES, MAIL_ITEMS_MAX, Frame, Mail
 from meshagent.core.messages import PROGRESS, Message, MessageIds, MessageState
@@ -56,6 +57,7 @@ class PostNode:
         self.accepted: dict[AgentId, list[str]] = defaultdict(list)
         self.states: dict[str, list[MessageState]] = defaultdict(list)
         self._waiting: list[list[Effect]] = []
+        self._batch: list[list[Effect]] = []
         self._notes: list[OutState | Delivered] = []
         self._committing = False
         self._timer_at = float("inf")
@@ -66,7 +68,7 @@ class PostNode:
         """A new life from what the disk holds."""
         self.life += 1
         self._waiting, self._committing, self._timer_at = [], False, float("inf")
-        self._notes = []
+        self._batch, self._notes = [], []
         self.engine = Delivery(
             self.disk.epoch, self.disk.starts(), list(self.disk.marks.values()),
             self.disk.unread, random.Random(self.world.rng.random()), self.post.config,
@@ -158,7 +160,7 @@ class PostNode:
 
     def perform(self, effects: list[Effect]) -> None:
         """As node/driver.py: rows first; what rests on them waits behind them."""
-        if may_pass(effects):
+        if may_pass(effects) and not overtakes(effects, [*self._batch, *self._waiting]):
             self._keep_notes(effects)
             self._apply(effects)
         else:
@@ -203,15 +205,14 @@ class PostNode:
 
     def _begin_commit(self) -> None:
         self._committing = True
-        batch, self._waiting = self._waiting, []
+        self._batch, self._waiting = self._waiting, []
         notes, self._notes = self._notes, []
-        self.world.plan(self.world.rng.uniform(*DISK_S), self._commit, self.life, batch, notes)
+        self.world.plan(self.world.rng.uniform(*DISK_S), self._commit, self.life, notes)
 
-    def _commit(
-        self, life: int, batch: list[list[Effect]], notes: list[OutState | Delivered]
-    ) -> None:
+    def _commit(self, life: int, notes: list[OutState | Delivered]) -> None:
         if life != self.life:
             return
+        batch, self._batch = self._batch, []
         kept = [each for effects in batch for each in effects if isinstance(each, Persist | Note)]
         rows: list[Row] = [*notes, *(row for each in kept for row in each.rows)]
         if self.post.crash_before_commit(self):

@@ -16,6 +16,7 @@ from meshagent.core.effects import (
     Transmit,
     may_pass,
     must_wait,
+    overtakes,
 )
 from meshagent.core.frames import EPOCH_BYTES, HASH_BYTES, Gossip, Mail, MailAck
 from meshagent.core.messages import MessageState
@@ -53,3 +54,10 @@ def test_messages_that_leave_and_news_of_arrivals_wait_for_nothing(effects: list
 )
 def test_all_else_stays_in_line(effect: Effect) -> None:
     assert not may_pass([NEWS, effect])
+
+
+def test_news_never_overtake_older_news_and_nothing_else_holds_them_up() -> None:
+    assert overtakes([ARRIVED, NEWS], [[Persist(())], [Send(PEER, MAIL), NEWS]])
+    assert not overtakes([ARRIVED, NEWS], [[Persist(()), Send(PEER, ANSWER)]])
+    assert not overtakes([ARRIVED, NEWS], [])
+    assert not overtakes([Send(PEER, MAIL)], [[NEWS]])

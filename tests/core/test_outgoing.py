@@ -61,6 +61,15 @@ def test_a_message_is_reported_as_sent_the_first_time_only() -> None:
     assert made.first_sent == []
 
 
+def test_what_came_further_before_is_not_reported_as_sent() -> None:
+    made = SendStream(EPOCH, next_seq=4)
+    made.linked = made.loading = True
+    states = (MessageState.DELIVERED, MessageState.QUEUED, MessageState.CANCELLED)
+    made.take_loaded([Item(at, f"m{at}", b"x", 0, state) for at, state in enumerate(states, 1)])
+    assert frames(made) == [[1, 2, 3]]
+    assert made.first_sent == ["m2"]
+
+
 def test_going_back_never_reaches_what_is_settled_nor_goes_ahead() -> None:
     made = stream(5)
     frames(made)

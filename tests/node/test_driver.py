@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from core.made import SECRET, identity
 
-from meshagent.core.effects import ReceiptChanged
+from meshagent.core.effects import Persist, ReceiptChanged
 from meshagent.core.frames import Mail
 from meshagent.core.messages import Message, MessageState, pack_body
 from meshagent.core.ports import InState, PeerRow, Row, Watermark
@@ -219,6 +219,23 @@ def test_a_send_whose_commit_is_under_way_when_the_node_ends_does_not_wait_for_e
             await asyncio.gather(*sending, later, return_exceptions=True)
 
     asyncio.run(whole())
+
+
+def test_news_of_a_message_are_told_in_order_whatever_waits_for_the_disk() -> None:
+    def news(state: MessageState) -> ReceiptChanged:
+        return ReceiptChanged(BOB.agent, ["m"], state, "")
+
+    async def script(driver: Driver, store: Sick) -> None:
+        with driver.subscribers.subscribe(frozenset({"receipt"})) as events:
+            store.hold()
+            driver._turn([Persist([PeerRow(BOB.agent, BOB.key, ())])])
+            driver._turn([Persist(()), news(MessageState.SENT)])
+            driver._turn([news(MessageState.DELIVERED)])
+            store.let_go()
+            told = [(await anext(aiter(events))).data["state"] for _ in range(2)]
+        assert told == ["sent", "delivered"]
+
+    run(script)
 
 
 def test_who_was_met_last_is_on_disk_when_the_node_has_ended() -> None:

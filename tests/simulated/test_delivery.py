@@ -379,6 +379,11 @@ def test_whatever_goes_wrong_each_message_comes_once_and_in_order(seeds: range) 
         whole_trouble(seed)
 
 
+@pytest.mark.parametrize("seed", [3992])
+def test_a_seed_that_failed_once_stays_mended(seed: int) -> None:
+    whole_trouble(seed)
+
+
 def test_the_same_seed_gives_the_same_run() -> None:
     def run(seed: int) -> tuple[str, int, int]:
         trouble = Trouble(seed)
