@@ -46,6 +46,7 @@ WAIT_MAX_S = 600.0  # for delivery, while a session waits
 GONE_LOOK_S = 1.0  # between looks whether a session that waits without a limit is still there
 ABSENT_WAIT_S = 0.5  # a node that has just started meets its peers within that; others are away
 MEETING_S = 2.0  # from a node's start until it has met whoever can be met, on a busy machine
+STEADY_S = 0.5  # without a newcomer: those who were going to be met at once have been
 LOOK_S = 0.05
 PEERS_CHANNEL = "mesh-peers:/"
 
@@ -212,15 +213,26 @@ class ControlServer:
         ]
 
     async def _recipients(self, to: str) -> list[AgentId]:
-        """Whom `to` means; a node that has just started is given a moment to meet them."""
+        """Whom `to` means; a node that has just started is given a moment to meet them.
+
+        For all of a group that is until nobody has joined them for a while.
+        """
+        several, met, steady_since = to.startswith("@"), 0, self._began
         while True:
+            now = time.monotonic()
+            is_new = now - self._began <= MEETING_S
+            found: list[AgentId] = []
             try:
-                return self._mailroom.recipients(to)
+                found = self._mailroom.recipients(to)
             except AmbiguousPeer:
                 raise
             except NoSuchPeer:
-                if time.monotonic() - self._began > MEETING_S:
+                if not is_new:
                     raise
+            if len(found) != met:
+                met, steady_since = len(found), now
+            if found and not (several and is_new and now - steady_since < STEADY_S):
+                return found
             await asyncio.sleep(LOOK_S)
 
     async def _wait(self, receipts: Sequence[Any], wait_s: float, strict: bool) -> None:
