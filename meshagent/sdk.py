@@ -96,14 +96,15 @@ class Node:
         if len(recipients) != 1:
             raise UsageError(f"{to!r} means {len(recipients)} agents.", hint="Use send_all.")
         if attach:
-            enclosed = await self._enclose(attach, progress)
             (receipt,) = await self._mailroom.send(
-                recipients, (text,), data, kind, thread, reply_to, ttl, enclosed
-            )
+                recipients, (text,), data=data, kind=kind, thread=thread, reply_to=reply_to,
+                ttl_s=ttl, attach=await self._enclose(attach, progress),
+            )  # fmt: skip
         else:  # most often: nothing to wait for but the disk
             (receipt,), kept = self._mailroom.hand_in(
-                recipients, (text,), data, kind, thread, reply_to, ttl
-            )
+                recipients, (text,), data=data, kind=kind, thread=thread, reply_to=reply_to,
+                ttl_s=ttl,
+            )  # fmt: skip
             await kept
         return receipt
 
@@ -122,10 +123,10 @@ class Node:
     ) -> list[Receipt]:
         """Send to everyone that `to` means: `@role`, `@all`, or any form that `send` takes."""
         recipients = self._mailroom.recipients(to)
-        enclosed = await self._enclose(attach, progress)
         return await self._mailroom.send(
-            recipients, (text,), data, kind, thread, reply_to, ttl, enclosed
-        )
+            recipients, (text,), data=data, kind=kind, thread=thread, reply_to=reply_to,
+            ttl_s=ttl, attach=await self._enclose(attach, progress),
+        )  # fmt: skip
 
     async def _enclose(
         self, attach: Iterable[Attachable], progress: Callable[[int, int | None], None] | None

@@ -242,11 +242,10 @@ class MailTables:
         numbers = self._numbers
         for peer, stretch in groupby(new, attrgetter("peer")):
             first = numbers.get(peer) or self._next_seq(connection, peer)
-            numbers[peer] = first
-            for row in stretch:
-                if row.seq != numbers[peer]:
-                    raise misnumbered(row, numbers[peer])
-                numbers[peer] += 1
+            for expected, row in enumerate(stretch, first):
+                if row.seq != expected:
+                    raise misnumbered(row, expected)
+                numbers[peer] = expected + 1
         for peer in {row.peer for row in new}:
             connection.execute(*encode_row(StreamRow(peer, numbers[peer])))
 

@@ -136,8 +136,7 @@ class SendStream:
         """A new message, and its number: kept in memory when it is next in line, with room."""
         seq, items = self.next_seq, self.items
         self.next_seq = seq + 1
-        in_line = self.linked and self.floor + len(items) == seq
-        if in_line and len(items) < WINDOW_ITEMS_MAX and self.loaded_bytes < WINDOW_BYTES_MAX:
+        if self.linked and self.floor + len(items) == seq and self._has_room():
             item = Item(seq, ident, body, expires_ms, MessageState.QUEUED, attached)
             items.append(item)
             self.loaded_bytes += item.size

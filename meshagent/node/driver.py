@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshagent.core.attachments import Attachment, AttachmentLimits
 from meshagent.core.codec import encode
@@ -105,7 +105,10 @@ class Profile:
     version: str
 
 
-_HandedIn = tuple[Sequence[tuple[AgentId, Message]], Sequence[Row], asyncio.Future[None]]
+class _HandedIn(NamedTuple):
+    outgoing: Sequence[tuple[AgentId, Message]]
+    first: Sequence[Row]
+    accepted: asyncio.Future[None]
 
 
 class Driver:
@@ -254,7 +257,7 @@ class Driver:
         await asyncio.gather(*tasks, return_exceptions=True)
         over = UsageError("The node ended before the message was kept.")
         _tell([*self._batch, *self._waiting], over)
-        _answer([accepted for *_, accepted in self._handed_in], over)
+        _answer([each.accepted for each in self._handed_in], over)
         while self._started:
             try:
                 await self._started.pop()()
@@ -343,7 +346,7 @@ class Driver:
         if not self._handed_in:
             # All that are handed in before the loop comes round again share one turn.
             self._loop.call_soon(self._accept)
-        self._handed_in.append((outgoing, first, accepted))
+        self._handed_in.append(_HandedIn(outgoing, first, accepted))
         if outgoing and outgoing[0][1].expires_ms:  # all of one call have one time
             accepted.add_done_callback(self._look_at_expiries)  # not before the disk knows of it
         return accepted
@@ -357,7 +360,7 @@ class Driver:
         self._handed_in = self._handed_in[TURN_SENDS_MAX:]
         if self._handed_in:
             self._loop.call_soon(self._accept)
-        wanted = [each for each in handed_in if not each[2].done()]  # nobody gave them up
+        wanted = [each for each in handed_in if not each.accepted.done()]  # nobody gave them up
         try:
             effects = self._take_in(wanted)
         except MeshError:
@@ -366,14 +369,14 @@ class Driver:
                 try:
                     effects += self._take_in([each])
                 except MeshError as error:
-                    each[2].set_exception(error)
+                    each.accepted.set_exception(error)
         self._turn(effects)
 
     def _take_in(self, handed_in: Sequence[_HandedIn]) -> list[Effect]:
-        outgoing = [each for messages, _, _ in handed_in for each in messages]
+        outgoing = [message for each in handed_in for message in each.outgoing]
         taken = self.mesh.accept(outgoing, self._loop.time())
-        first = [row for _, rows, _ in handed_in for row in rows]
-        return [Persist(first), *taken, Accepted([accepted for *_, accepted in handed_in])]
+        first = [row for each in handed_in for row in each.first]
+        return [Persist(first), *taken, Accepted([each.accepted for each in handed_in])]
 
     async def take(self, drop: Drop) -> bool:
         """Mail that was left for us in the spool; whether we have all of it now, durably."""

@@ -32,14 +32,13 @@ _FAILED = frozenset({MessageState.EXPIRED, MessageState.REFUSED, MessageState.CA
 class Receipt:
     """How far a message of ours has come. It is durable: the message stays queued until it ends."""
 
-    __slots__ = ("__weakref__", "_history", "_rank", "_waiting", "id", "reason", "state", "to")
+    __slots__ = ("__weakref__", "_history", "_waiting", "id", "reason", "state", "to")
 
     def __init__(self, ident: str, to: str) -> None:
         self.id = ident
         self.to = to
         self.state = MessageState.QUEUED
         self.reason = ""
-        self._rank = 0
         self._history = _BEGINNING
         self._waiting: tuple[tuple[int, asyncio.Future[None]], ...] = ()
         """Who waits, and for which rank."""
@@ -62,12 +61,12 @@ class Receipt:
     async def reached(self, state: MessageState | str, timeout: float | None = None) -> Receipt:
         """Until it has come at least as far as `state`."""
         rank = PROGRESS[MessageState(state)]
-        if self._rank >= rank and self.state not in _FAILED:
+        if PROGRESS[self.state] >= rank and self.state not in _FAILED:
             return self
         try:
             # Without a time limit nothing is set up for one: many wait for many.
             async with asyncio.timeout(timeout) if timeout is not None else nullcontext():
-                while self.state in _FAILED or self._rank < rank:
+                while self.state in _FAILED or PROGRESS[self.state] < rank:
                     if self.state in _FAILED:
                         reason = f" ({self.reason})" if self.reason else ""
                         raise MeshError(f"The message {self.id} was {self.state}{reason}.")
@@ -81,7 +80,7 @@ class Receipt:
 
     async def settled(self) -> None:
         """Until it was delivered, or ended otherwise."""
-        while self._rank < DELIVERED_RANK and self.state not in _FAILED:
+        while PROGRESS[self.state] < DELIVERED_RANK and self.state not in _FAILED:
             await self._change(DELIVERED_RANK)
 
     async def watch(self) -> AsyncIterator[MessageState]:
@@ -98,9 +97,9 @@ class Receipt:
     def advance(self, state: MessageState, reason: str) -> None:
         """The node has news."""
         rank = PROGRESS[state]
-        if rank <= self._rank:
+        if rank <= PROGRESS[self.state]:
             return
-        self.state, self.reason, self._rank = state, reason, rank
+        self.state, self.reason = state, reason
         self._history += (state,)
         if self._waiting:
             reached = rank if state not in _FAILED else _END_RANK

@@ -61,21 +61,19 @@ class Mailroom:
         self,
         recipients: Sequence[AgentId],
         texts: Sequence[str],
-        data: Any = None,
+        *,
         kind: str = DEFAULT_KIND,
-        thread: str = "",
-        reply_to: str = "",
-        ttl_s: float | None = None,
         attach: Sequence[tuple[str, str]] = (),
+        **fields: Any,
     ) -> list[Receipt]:
         """Accept each text for each recipient; all are durable when this returns.
 
-        `attach` are names, and the SHA-256 in hex of what stands in the blob store already.
+        `attach` are names, and the SHA-256 in hex of what stands in the blob store already. The
+        fields are those of `hand_in`.
         """
+        self._check(recipients, kind)  # before anything is kept for it
         attached = [await self._enclose(*each) for each in attach]
-        receipts, kept = self.hand_in(
-            recipients, texts, data, kind, thread, reply_to, ttl_s, attached
-        )
+        receipts, kept = self.hand_in(recipients, texts, kind=kind, attached=attached, **fields)
         await kept
         return receipts
 
@@ -83,6 +81,7 @@ class Mailroom:
         self,
         recipients: Sequence[AgentId],
         texts: Sequence[str],
+        *,
         data: Any = None,
         kind: str = DEFAULT_KIND,
         thread: str = "",
@@ -91,13 +90,7 @@ class Mailroom:
         attached: Sequence[Attachment] = (),
     ) -> tuple[list[Receipt], asyncio.Future[None]]:
         """As `send`; the future tells when all are durable."""
-        if kind == RECEIPT_KIND:
-            raise UsageError(f"The kind {kind!r} is the mesh's own.", hint="Choose another kind.")
-        if self._driver.agent in recipients:
-            raise UsageError(
-                f"{self._driver.agent} is this agent itself.",
-                hint="Send as another one: --as AGENT",
-            )
+        self._check(recipients, kind)
         now_ms = time.time_ns() // 1_000_000
         expires_ms = 0 if ttl_s is None else now_ms + int(ttl_s * 1000)
         outgoing: list[tuple[AgentId, Message]] = []
@@ -115,6 +108,15 @@ class Mailroom:
                 receipts.append(receipt)
                 self._driver.receipts.add(receipt)
         return receipts, self._driver.send(outgoing)
+
+    def _check(self, recipients: Sequence[AgentId], kind: str) -> None:
+        if kind == RECEIPT_KIND:
+            raise UsageError(f"The kind {kind!r} is the mesh's own.", hint="Choose another kind.")
+        if self._driver.agent in recipients:
+            raise UsageError(
+                f"{self._driver.agent} is this agent itself.",
+                hint="Send as another one: --as AGENT",
+            )
 
     async def _enclose(self, name: str, sha256: str) -> Attachment:
         """A blob of the store as a message names it; from now on this agent keeps it."""

@@ -81,6 +81,7 @@ def test_data_that_nobody_could_print_is_refused_at_the_sender_with_a_sentence(d
         pack_body(PLAIN._replace(data=data))
     assert caught.value.message.startswith("The message")
     assert "JSON" in (caught.value.hint or "")
+    assert parse_body(pack_body(PLAIN)) == PLAIN  # nothing of it is left in the next one
 
 
 @pytest.mark.parametrize(
