@@ -119,6 +119,7 @@ def _renew(copy: Path, backup: Path, run: int) -> None:
                 hint="Restore an older one; nothing was changed.",
                 path=str(backup),
             )
+        database.journal.recover()
         with database.transaction("restore") as connection:
             database.mail.start_over(connection)
         database.next_run(run)

@@ -10,18 +10,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from meshagent.core.ports import PeerRow, Row
+from meshagent.core.ports import NewEpoch, PeerRow, Row
 from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
 from meshagent.storage.backup import Snapshot
 from meshagent.storage.decay import damaged_mail
 from meshagent.storage.files import mapped_errors
 from meshagent.storage.history import History
+from meshagent.storage.journal import Journal
 from meshagent.storage.mail import MailTables
 from meshagent.storage.mounts import is_network_filesystem, mounted_filesystem
 from meshagent.storage.schema import (
@@ -40,12 +40,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Database", "database_error"]
 
+T = TypeVar("T")
+
 BUSY_TIMEOUT_MS = 5_000  # ours is the only writer; this is patience with somebody's backup tool
 WAL_PAGES_MAX = 1_000  # about 4 MiB between checkpoints: short recovery, few syncs
 WAL_BYTES_MAX = 8 * 1024 * 1024  # what a burst leaves of the log after a checkpoint
 CACHE_KIB_MAX = 16 * 1024  # holds the index over the ids of half a million messages
 QUARANTINE_NAMED_MAX = 20  # as many damaged rows are named in `facts`; all are counted
 SYNCHRONOUS_FULL = 2
+_SMALL = {PeerRow, MetaRow}  # few, and found by their keys: they go to their tables at once
 
 _MOVE_AWAY = (
     "Stop the node, move the file and its -wal and -shm companions away, and join again: the agent "
@@ -94,6 +97,7 @@ class Database:
         self.mail = MailTables(self)
         self.texts = Texts(self)
         self.history = History(self)
+        self.journal = Journal(self)
         self.snapshots: set[Snapshot] = set()
         self._connection: apsw.Connection | None = None
 
@@ -117,6 +121,9 @@ class Database:
 
     def close(self) -> None:
         """Release the file; does nothing when it is not open."""
+        if self._connection is not None:
+            with contextlib.suppress(MeshError):  # then the next run does it
+                self.journal.fold_all(alone=True)
         for snapshot in list(self.snapshots):
             snapshot.abandon()
         connection, self._connection = self._connection, None
@@ -126,17 +133,55 @@ class Database:
 
     def write(self, rows: Sequence[Row | MetaRow]) -> None:
         """All of them in one transaction, durable on return."""
-        mail: list[Row] = []
+        kinds = set(map(type, rows))
+        small = [row for row in rows if type(row) in _SMALL] if kinds & _SMALL else []
+        mail: Sequence[Any] = [row for row in rows if type(row) not in _SMALL] if small else rows
+        if self.journal.is_passed_by(anew=NewEpoch in kinds):
+            self._write_at_once(small, mail)
+        else:
+            self._write_to_journal(small, mail)
+
+    def _write_to_journal(self, small: Sequence[Any], mail: Sequence[Row]) -> None:
         with self.transaction("write to") as connection:
-            stretches: Iterable[tuple[type, Iterable[Any]]] = groupby(rows, type)
-            for kind, stretch in stretches:
-                if kind is PeerRow or kind is MetaRow:
-                    for row in stretch:
-                        connection.execute(*encode_row(row))
-                else:
-                    mail += stretch
-            if mail:
-                self.mail.write(connection, mail)
+            _put(connection, small)
+            numbers = self.mail.numbers_after(connection, mail)
+            then = self.journal.append(connection, mail)
+        self.mail.note_numbers(numbers)
+        then()
+
+    def _write_at_once(self, small: Sequence[Any], mail: Sequence[Row]) -> None:
+        try:
+            with self.transaction("write to") as connection:
+                _put(connection, small)
+                self.mail.write_numbered(connection, mail)
+        except BaseException:
+            self.mail.forget_numbers()  # what it has counted never was
+            raise
+
+    def folded(self) -> Database:
+        """This, when all that was committed stands in the tables."""
+        self.journal.fold_all()
+        return self
+
+    def look(self, ask: Callable[[Database], T]) -> T:
+        """The answer to who only reads: as `folded`, and also while nothing can be written."""
+        try:
+            self.journal.fold_all()
+        except MeshError:
+            return self._look_within(ask)
+        return ask(self)
+
+    def _look_within(self, ask: Callable[[Database], T]) -> T:
+        """In a transaction that is given up once it is answered."""
+        connection = self.connected()
+        with self.mapped("read"):
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                self.journal.fold_within(connection)
+                return ask(self)
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
 
     def next_run(self, at_least: int) -> int:
         """A number larger than any before; durable on return."""
@@ -256,6 +301,7 @@ class Database:
     def _ensure_epoch(self) -> None:
         if "epoch" not in self.meta():
             # It was lost: what the numbers in the outbox mean is known to nobody any more.
+            self.journal.recover()
             with self.transaction("migrate") as connection:
                 self.mail.start_over(connection)
 
@@ -286,6 +332,7 @@ class Database:
                     damaged.append((rowid, cells))
         if not damaged:
             return sound
+        self.journal.fold_all(alone=True)  # what it holds has the numbers from before a repair
         with self.transaction("repair") as connection:
             # The flipped bit may be in the key, which the index then does not know.
             connection.execute(f"REINDEX {table.name}")
@@ -302,13 +349,18 @@ class Database:
             return self.connected().execute(sql, values).get
 
     def note_damage(
-        self, connection: apsw.Connection, table: str, key: bytes, cells: Sequence[Any]
+        self,
+        connection: apsw.Connection,
+        table: str,
+        key: bytes,
+        cells: Sequence[Any],
+        reason: str = "its checksum does not fit",
     ) -> None:
         """Keep a damaged row, content and all, for a person to look at."""
         connection.execute(
             "INSERT INTO quarantine(origin, row_key, reason, content, found_at) "
             "VALUES(?, ?, ?, ?, ?)",
-            (table, _printable(key), "its checksum does not fit", repr(cells).encode(), _now()),
+            (table, _printable(key), reason, repr(cells).encode(), _now()),
         )
 
     def integrity(self) -> list[str]:
@@ -326,23 +378,35 @@ class Database:
                     cells = [cell or b"" for cell in columns]
                     if seal != checksum(table.name, cells):
                         found.append(f"{table.name} {_printable(cells[0])}")
-        return found + damaged_mail(self)
+        return found + damaged_mail(self) + self.journal.damaged()
 
     @contextlib.contextmanager
     def transaction(self, doing: str) -> Iterator[apsw.Connection]:
         """All that the block does, or nothing; durable when it is left."""
         connection = self.connected()
+        if connection.in_transaction:  # that of `look`
+            raise StorageError(f"Can't {doing} {self.path}: the disk takes nothing now.")
         with self.mapped(doing):
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
-                self.mail.forget_numbers()
                 # Some errors (a full disk, for one) have rolled back already.
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+
+    @contextlib.contextmanager
+    def unsynced(self, doing: str) -> Iterator[apsw.Connection]:
+        """As `transaction`, for what can be done again after a crash: the next one syncs it too."""
+        connection = self.connected()
+        connection.pragma("synchronous", "NORMAL")
+        try:
+            with self.transaction(doing):
+                yield connection
+        finally:
+            connection.pragma("synchronous", "FULL")
 
     @contextlib.contextmanager
     def mapped(self, doing: str, path: Path | None = None) -> Iterator[None]:
@@ -361,6 +425,11 @@ class Database:
             # A restore that failed half-way may leave it so.
             raise StorageError(f"The store {self.path} is not open.", path=str(self.path))
         return self._connection
+
+
+def _put(connection: apsw.Connection, rows: Sequence[Any]) -> None:
+    for row in rows:
+        connection.execute(*encode_row(row))
 
 
 def _refuse_network_filesystem(path: Path) -> None:

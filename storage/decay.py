@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshagent.core.ports import OutRow, StreamStart
 from meshagent.storage.schema import MAIL_INDEXES, TABLES, StreamRow, checksum
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from meshagent.storage.database import Database
 
-__all__ = ["damaged_mail", "quarantine", "stream_start"]
+__all__ = ["Lost", "close_gaps", "damaged_mail", "quarantine", "stream_start"]
 
 DAMAGED = "its row was damaged on disk"
 PEER, SEQ, IDENT, SETTLED = 3, 4, 5, 11  # where OUT_COLUMNS has them
@@ -38,6 +38,15 @@ _PUT_TOMBSTONE = (
 )
 
 _Row = Sequence[Any]
+
+
+class Lost(NamedTuple):
+    """A message of ours whose row is no more, as far as it can be known."""
+
+    peer: bytes
+    seq: int
+    ident: bytes
+    settled: int
 
 
 def damaged_mail(database: Database) -> list[str]:
@@ -66,8 +75,14 @@ def quarantine(database: Database, table: str, damaged: Sequence[_Row]) -> None:
         for sql in MAIL_INDEXES[table].values():
             connection.execute(sql)
         if table == "outbox":
-            for stream in _streams(connection):
-                _close_gaps(connection, stream, damaged)
+            lost = [Lost(row[PEER], row[SEQ], row[IDENT], row[SETTLED]) for row in damaged]
+            close_gaps(connection, lost)
+
+
+def close_gaps(connection: apsw.Connection, lost: Sequence[Lost]) -> None:
+    """Rows of the outbox are no more: in every stream something stands in for them."""
+    for stream in _streams(connection):
+        _close_gaps(connection, stream, lost)
 
 
 def stream_start(connection: apsw.Connection, row: StreamRow) -> StreamStart:
@@ -87,11 +102,11 @@ def _streams(connection: apsw.Connection) -> list[StreamRow]:
     return [table.decode(each) for found, each in cells if found == checksum(table.name, each)]
 
 
-def _close_gaps(connection: apsw.Connection, stream: StreamRow, damaged: Sequence[_Row]) -> None:
+def _close_gaps(connection: apsw.Connection, stream: StreamRow, lost: Sequence[Lost]) -> None:
     """Say of each number that is not there that it is nothing: the recipient waits for it."""
     peer = stream.peer.encode()
-    ids = {row[SEQ]: row[IDENT] for row in damaged if row[PEER] == peer}
-    waiting = {row[SEQ] for row in damaged if row[PEER] == peer and row[SETTLED] == 0}
+    ids = {row.seq: row.ident for row in lost if row.peer == peer}
+    waiting = {row.seq for row in lost if row.peer == peer and row.settled == 0}
     floor = stream_start(connection, stream).floor
     while floor - 1 in waiting:
         floor -= 1  # nobody would miss it, but a person must see how it ended

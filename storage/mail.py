@@ -8,7 +8,7 @@ one epoch; a state is replaced only by one of a larger rank; a message that came
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -78,7 +78,11 @@ RENUMBER_ROWS = 1_000  # read at once, so that memory stays flat whatever waits
 POSITION_MAX = 2**63 - 1
 UNFIT = b"?"  # no checksum has this length
 
-_PUT_OUT = "INSERT INTO outbox(peer, seq, id, expires_ms, size, checksum, body) {rows}"
+_PUT_OUT = (
+    "INSERT INTO outbox(peer, seq, id, expires_ms, size, checksum, body, state, settled, "
+    "changed_ms, mark) {rows}"
+)
+_QUEUED = (0, 0, 0, b"")  # state, settled, changed_ms, mark
 _ADVANCE_OUT = (
     "UPDATE outbox SET state = ?1, settled = ?2, changed_ms = ?3, reason = ?4, mark = ?5 "
     "WHERE id = ?6 AND peer = ?7 AND state < ?8 AND ?9 >= 0"
@@ -173,10 +177,39 @@ class MailTables:
             )
 
     def forget_numbers(self) -> None:
-        """What a transaction that failed has counted never was: ask the disk again."""
+        """The tables know them: the journal is empty."""
         self._numbers.clear()
 
     # -- writing, inside a transaction --------------------------------------------------------
+
+    def numbers_after(self, connection: apsw.Connection, rows: Sequence[Row]) -> dict[str, int]:
+        """The next number for each peer once these are kept; all must be next in line."""
+        after: dict[str, int] = {}
+        new = [row for row in rows if type(row) is OutRow]
+        for peer, stretch in groupby(new, attrgetter("peer")):
+            known = after.get(peer) or self._numbers.get(peer)
+            expected = known or self._next_seq(connection, peer)
+            for row in stretch:
+                if row.seq != expected:
+                    raise misnumbered(row, expected)
+                expected += 1
+            after[peer] = expected
+        return after
+
+    def note_numbers(self, numbers: Mapping[str, int]) -> None:
+        """Rows have got these: their commit has succeeded."""
+        self._numbers.update(numbers)
+
+    def write_numbered(self, connection: apsw.Connection, rows: Sequence[Row]) -> None:
+        """As `write`, of rows whose numbers are still to be looked at; they may begin anew."""
+        for anew, stretch in groupby(rows, lambda row: type(row) is NewEpoch):
+            part = list(stretch)
+            if not anew:
+                self.note_numbers(self.numbers_after(connection, part))
+                self.write(connection, part)
+            for row in part:
+                if isinstance(row, NewEpoch):
+                    self._renumber(connection, row.epoch)
 
     def write(self, connection: apsw.Connection, rows: Sequence[Row]) -> None:
         """Rows of one kind go together; kinds whose order means nothing pass each other."""
@@ -184,12 +217,10 @@ class MailTables:
         out_news: list[OutState | Delivered | Receipt] = []
         new_in: list[InRow] = []
         in_news: list[InState] = []
-        held_news: list[Arrived | TurnedAway] = []
         marks: dict[tuple[str, bytes], Watermark] = {}
         places: dict[type, list[Any]] = {
             OutRow: new_out, InRow: new_in, InState: in_news,
             OutState: out_news, Delivered: out_news, Receipt: out_news,
-            Arrived: held_news, TurnedAway: held_news,
         }  # fmt: skip
         stretches: Iterable[tuple[type, Iterable[Any]]] = groupby(rows, type)
         for kind, stretch in stretches:
@@ -197,24 +228,25 @@ class MailTables:
                 for row in stretch:
                     marks.pop((row.sender, row.epoch), None)
                     marks[row.sender, row.epoch] = row
-            elif kind is NewEpoch:
+            elif kind is Arrived or kind is TurnedAway:
+                self._write_in(connection, new_in, in_news)  # all that came before stands before
+                new_in.clear()
+                in_news.clear()
                 for row in stretch:
-                    self._write_out(connection, new_out, out_news)
-                    new_out.clear()
-                    out_news.clear()
-                    self._renumber(connection, row.epoch)
+                    release(self._database, connection, row)
             else:
                 places[kind] += stretch
         self._write_out(connection, new_out, out_news)
-        if new_in:
-            plain = [row for row in new_in if not row.blobs]
-            write_rows(connection, _PUT_IN, map(in_values, plain))
-            hold(connection, [row for row in new_in if row.blobs])
-        for row in held_news:
-            release(self._database, connection, row)
-        if in_news:
-            connection.executemany(_ADVANCE_IN, map(_in_news, in_news))
+        self._write_in(connection, new_in, in_news)
         self._write_watermarks(connection, list(marks.values()))
+
+    def _write_in(
+        self, connection: apsw.Connection, new: Sequence[InRow], news: Sequence[InState]
+    ) -> None:
+        write_rows(connection, _PUT_IN, [in_values(row) for row in new if not row.blobs])
+        hold(connection, [row for row in new if row.blobs])
+        if news:
+            connection.executemany(_ADVANCE_IN, map(_in_news, news))
 
     def _write_out(
         self,
@@ -222,14 +254,15 @@ class MailTables:
         new: Sequence[OutRow],
         news: Sequence[OutState | Delivered | Receipt],
     ) -> None:
+        first = {each.peer: each.seq for each in reversed(new)}
         if new:
             self._write_streams(connection, new)
-            write_rows(connection, _PUT_OUT, map(out_values, new))
+            _put_out(connection, new, [row for row in news if isinstance(row, Delivered)])
             note_sent(connection, [row for row in new if row.blobs])
         for (kind, withdrawn), rows in groupby(news, _kind_of_news):
             if kind is Delivered:
                 for row in rows:
-                    self._deliver(connection, row)  # type: ignore[arg-type]
+                    self._deliver(connection, row, first)  # type: ignore[arg-type]
             elif kind is Receipt:
                 connection.executemany(_ADVANCE_RECEIPT, map(_receipt, rows))  # type: ignore[arg-type]
             elif withdrawn:
@@ -239,15 +272,8 @@ class MailTables:
                 self._advance(connection, list(rows))  # type: ignore[arg-type]
 
     def _write_streams(self, connection: apsw.Connection, new: Sequence[OutRow]) -> None:
-        numbers = self._numbers
-        for peer, stretch in groupby(new, attrgetter("peer")):
-            first = numbers.get(peer) or self._next_seq(connection, peer)
-            for expected, row in enumerate(stretch, first):
-                if row.seq != expected:
-                    raise misnumbered(row, expected)
-                numbers[peer] = expected + 1
-        for peer in {row.peer for row in new}:
-            connection.execute(*encode_row(StreamRow(peer, numbers[peer])))
+        for peer, last in {row.peer: row.seq for row in new}.items():
+            connection.execute(*encode_row(StreamRow(peer, last + 1)))
 
     def _next_seq(self, connection: apsw.Connection, peer: str) -> int:
         table = TABLES[StreamRow]
@@ -272,11 +298,15 @@ class MailTables:
                 _SETTLE_OUT, [(row.id, row.peer, REPLACES_BELOW[row.state]) for row in settling]
             )
 
-    def _deliver(self, connection: apsw.Connection, row: Delivered) -> None:
+    def _deliver(self, connection: apsw.Connection, row: Delivered, new: Mapping[str, int]) -> None:
+        """Those below the number from which on they are `new`: these were put as delivered."""
+        last = min(row.last, new.get(row.peer, row.last + 1) - 1)
+        if last < row.first:
+            return
         before = connection.total_changes()
-        bounds = (row.peer, row.first, row.last)
+        bounds = (row.peer, row.first, last)
         connection.execute(_DELIVER, (*bounds, row.at_ms, delivered_mark(row.at_ms)))
-        if connection.total_changes() - before < row.last + 1 - row.first:
+        if connection.total_changes() - before < last + 1 - row.first:
             # A receipt came before the answer: the state stays, and the number is settled.
             connection.execute(_SETTLE_RANGE, bounds)
 
@@ -440,6 +470,19 @@ class MailTables:
                 return [entry for entry in entries if entry is not None]
             # Each round removes some, so this ends; the rest of what was asked for moves up.
             quarantine(self._database, table, damaged)
+
+
+def _put_out(
+    connection: apsw.Connection, new: Sequence[OutRow], delivered: Sequence[Delivered]
+) -> None:
+    """New messages, and as delivered at once those that have arrived meanwhile."""
+    ends: dict[str, dict[int, tuple[Any, ...]]] = {}
+    for row in delivered:
+        end = (OUT_DELIVERED, 1, row.at_ms, delivered_mark(row.at_ms))
+        ends.setdefault(row.peer, {}).update(dict.fromkeys(range(row.first, row.last + 1), end))
+    nothing: dict[int, tuple[Any, ...]] = {}
+    values = [out_values(row) + ends.get(row.peer, nothing).get(row.seq, _QUEUED) for row in new]
+    write_rows(connection, _PUT_OUT, values)
 
 
 def _kind_of_news(row: OutState | Delivered | Receipt) -> tuple[type, bool]:

@@ -176,6 +176,14 @@ MIGRATIONS = (
             *TEXT_TABLES.values(),
         ),
     ),
+    Migration(
+        3,
+        "journal",
+        (
+            "CREATE TABLE journal(position INTEGER PRIMARY KEY, checksum BLOB NOT NULL, "
+            "content BLOB NOT NULL)",
+        ),
+    ),
 )
 SCHEMA_VERSION = MIGRATIONS[-1].version
 

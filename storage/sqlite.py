@@ -12,6 +12,7 @@ import contextlib
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 
 PENDING_JOBS_MAX = 4_096  # more waiters than one node has sessions and links together
 GROUP_JOBS_MAX = 512  # per transaction: keeps its latency and the log's growth in bounds
-
+QUIET_S = 0.2  # without a job, then there is time to bring the journal into the tables
 GROUP_BYTES_MAX = 4 * 1024 * 1024  # of messages per transaction, beyond its first commit
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ class SqliteStore:
         assert self._worker is None, "opened twice"
         worker = _Worker(self.path)
         try:
-            await worker.call(Database.open)
+            await worker.call(_open)
         except Exception:
             await worker.stop()
             raise
@@ -113,53 +114,53 @@ class SqliteStore:
 
     async def peers(self) -> Iterable[PeerRow]:
         """All remembered peers, without those whose rows are damaged."""
-        return await self._call(Database.peers)
+        return await self._ask(Database.peers)
 
     async def mail_start(self) -> MailStart:
         """Where delivery stands."""
-        return await self._call(lambda database: database.mail.start())
+        return await self._ask(lambda database: database.mail.start())
 
     async def pending(self, peer: str, first: int, limit: int) -> Sequence[OutEntry]:
         """Messages for `peer` that are not settled, from number `first` on, in order."""
-        return await self._call(lambda database: database.mail.pending(peer, first, limit))
+        return await self._ask(lambda database: database.mail.pending(peer, first, limit))
 
     async def due(self, now_ms: int, limit: int) -> Sequence[OutEntry]:
         """Messages whose time is up, and of which no word has come."""
-        return await self._call(lambda database: database.mail.due(now_ms, limit))
+        return await self._ask(lambda database: database.mail.due(now_ms, limit))
 
     async def next_expiry(self) -> int | None:
         """When `due` has something next."""
-        return await self._call(lambda database: database.mail.next_expiry())
+        return await self._ask(lambda database: database.mail.next_expiry())
 
     async def outbox(self, limit: int, *, ended: bool = False) -> Sequence[OutEntry]:
         """Messages of ours that are queued or sent (with `ended`, all), oldest first."""
-        return await self._call(lambda database: database.mail.outbox(limit, ended))
+        return await self._ask(lambda database: database.mail.outbox(limit, ended))
 
     async def outgoing(self, prefix: str) -> Sequence[OutEntry]:
         """Messages of ours whose id begins so; at most a few."""
-        return await self._call(lambda database: database.mail.outgoing(prefix))
+        return await self._ask(lambda database: database.mail.outgoing(prefix))
 
     async def inbox(self, after: int, limit: int, *, unread: bool = False) -> Sequence[InEntry]:
         """Messages beyond a position; with `unread`, only those not done and not parked."""
-        return await self._call(lambda database: database.mail.inbox(after, limit, unread))
+        return await self._ask(lambda database: database.mail.inbox(after, limit, unread))
 
     async def recent(
         self, limit: int, *, upto: int | None = None, unseen: bool = False
     ) -> Sequence[InEntry]:
         """The newest messages up to a position, oldest of them first."""
-        return await self._call(lambda database: database.mail.recent(limit, upto, unseen))
+        return await self._ask(lambda database: database.mail.recent(limit, upto, unseen))
 
     async def withdrawn(self) -> int:
         """How many messages of ours only wait to tell that they were taken back or expired."""
-        return await self._call(lambda database: database.mail.withdrawn())
+        return await self._ask(lambda database: database.mail.withdrawn())
 
     async def newest(self) -> int:
         """The largest position in the inbox; 0 when it is empty."""
-        return await self._call(lambda database: database.mail.newest())
+        return await self._ask(lambda database: database.mail.newest())
 
     async def incoming(self, prefix: str) -> Sequence[InEntry]:
         """Messages that came whose id begins so; at most a few."""
-        return await self._call(lambda database: database.mail.incoming(prefix))
+        return await self._ask(lambda database: database.mail.incoming(prefix))
 
     async def log(
         self, limit: int, *, search: str = "", peer: str = "", kind: str = "", without: str = ""
@@ -179,7 +180,7 @@ class SqliteStore:
     async def _look(self, limit: int, wanted: Wanted) -> list[LogEntry]:
         behind = bool(wanted.query)
         while behind:
-            behind = await self._call(lambda database: database.texts.index_some())
+            behind = await self._call(lambda database: database.folded().texts.index_some())
         found: list[LogEntry] = []
         for direction in DIRECTIONS:
             found += reversed(await self._newest(direction, limit, wanted))
@@ -194,34 +195,34 @@ class SqliteStore:
                 _log_page, direction=direction, before=before, limit=limit - len(found),
                 wanted=wanted,
             )  # fmt: skip
-            entries, before = await self._call(look)
+            entries, before = await self._ask(look)
             found += entries
             if before is None or len(found) >= limit:
                 return found
 
     async def receiving(self) -> Sequence[InEntry]:
         """Messages that are held until their attachments are here, oldest first."""
-        return await self._call(lambda database: database.mail.receiving())
+        return await self._ask(lambda database: database.mail.receiving())
 
     async def names_blob(self, sha256: bytes, peer: str, direction: str) -> bool:
         """Whether a message to (`out`) or from (`in`) this peer names the blob."""
-        return await self._call(
+        return await self._ask(
             lambda database: names_blob(database.connected(), sha256, peer, direction)
         )
 
     async def blobs(self) -> Collection[bytes]:
         """Every blob that a message names."""
-        return await self._call(lambda database: blobs(database.connected()))
+        return await self._ask(lambda database: blobs(database.connected()))
 
     async def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:
         """Drop history that has ended and is old or too much; at most so many at a time."""
         return await self._call(
-            lambda database: database.history.retain(now_ms, keep_ms, keep_bytes)
+            lambda database: database.folded().history.retain(now_ms, keep_ms, keep_bytes)
         )
 
     async def backup(self, path: str | Path) -> None:
         """A consistent copy, a step at a time between commits; in place only when it is whole."""
-        snapshot = await self._call(lambda database: Snapshot(database, Path(path)))
+        snapshot = await self._call(lambda database: Snapshot(database.folded(), Path(path)))
         try:
             while not await self._call(lambda _: snapshot.step()):
                 pass
@@ -241,13 +242,17 @@ class SqliteStore:
 
     async def facts(self) -> Mapping[str, str]:
         """Journal mode, sync level, schema, epoch, damaged rows."""
-        return await self._call(Database.facts)
+        return await self._ask(Database.facts)
 
     async def close(self) -> None:
         """Finish what waits, release the file and its thread; does nothing when not open."""
         worker, self._worker = self._worker, None
         if worker is not None:
             await worker.stop()
+
+    async def _ask(self, ask: Callable[[Database], T]) -> T:
+        """With all that was committed before in the tables."""
+        return await self._call(lambda database: database.look(ask))
 
     async def _call(self, run: Callable[[Database], T]) -> T:
         return await self._working().call(run)
@@ -265,6 +270,9 @@ class _Worker:
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._taken: deque[_Job] = deque()
+        self._database = Database(path)
+        self._database.journal.between = self._let_commits_pass
         # A daemon: a program that forgot to close must still be able to end; SQLite recovers.
         self._thread = threading.Thread(target=self._serve, name=f"store {path}", daemon=True)
         self._thread.start()
@@ -306,25 +314,61 @@ class _Worker:
                 self._thread.join()  # it has reported its last job: nothing is left but to return
 
     def _serve(self) -> None:
-        database = Database(self._path)
         ended = False
         while not ended:
-            for group in _groups(self._take()):
-                ended = isinstance(group[-1], _Call) and group[-1].last
-                self._report(_run(database, group))
+            if not self._taken:
+                self._taken.append(self._wait())
+            group = self._take()
+            ended = isinstance(group[0], _Call) and group[0].last
+            self._report(_run(self._database, group))
 
-    def _take(self) -> list[_Job]:
-        """Wait for a job, and bring along those that wait behind it."""
-        jobs = [self._jobs.get()]
+    def _take(self, commits_only: bool = False) -> list[_Job]:
+        """The next call, or all commits that stand before it and fit into one transaction."""
         with contextlib.suppress(queue.Empty):
-            while len(jobs) < GROUP_JOBS_MAX:
-                jobs.append(self._jobs.get_nowait())
-        return jobs
+            while len(self._taken) < GROUP_JOBS_MAX:
+                self._taken.append(self._jobs.get_nowait())
+        if self._taken and isinstance(self._taken[0], _Call):
+            return [] if commits_only else [self._taken.popleft()]
+        group: list[_Job] = []
+        size = 0
+        while self._taken and isinstance(job := self._taken[0], _Commit):
+            size += job.size
+            if group and size > GROUP_BYTES_MAX:
+                break
+            group.append(self._taken.popleft())
+        return group
+
+    def _let_commits_pass(self) -> None:
+        """A call takes its time; what is committed meanwhile is not for it to see."""
+        if group := self._take(commits_only=True):
+            self._report(_run(self._database, group))
+
+    def _wait(self) -> _Job:
+        """For a job; in a quiet moment the journal is folded, a little at a time."""
+        journal, pause_s = self._database.journal, QUIET_S
+        while journal.size or journal.overrun:
+            try:
+                return self._jobs.get(timeout=pause_s)
+            except queue.Empty:
+                pause_s, journal.overrun = 0.0, False
+                try:
+                    journal.fold_some()
+                except MeshError:
+                    break  # whoever comes next tries again, and hears of it
+                except Exception:
+                    log.exception("the journal is not folded")
+                    break
+        return self._jobs.get()
 
     def _report(self, outcomes: Sequence[_Outcome]) -> None:
         # A loop that is closed has nobody left who waits.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(_resolve, outcomes)
+
+
+def _open(database: Database) -> None:
+    database.open()
+    database.journal.recover()
 
 
 def _restore(path: Path, database: Database) -> None:
@@ -333,27 +377,11 @@ def _restore(path: Path, database: Database) -> None:
     try:
         restore_database(path, database.path)
     finally:
-        database.open()
+        _open(database)
 
 
 def _log_page(database: Database, **asked: Any) -> LogPage:
     return database.texts.page(**asked)
-
-
-def _groups(jobs: Sequence[_Job]) -> list[list[_Job]]:
-    """Commits that stand side by side in one group, every call alone; in order."""
-    groups: list[list[_Job]] = []
-    size = 0
-    for job in jobs:
-        weight = job.size if isinstance(job, _Commit) else 0
-        beside = groups and isinstance(job, _Commit) and isinstance(groups[-1][0], _Commit)
-        if beside and size + weight <= GROUP_BYTES_MAX:
-            groups[-1].append(job)
-            size += weight
-        else:
-            groups.append([job])
-            size = weight
-    return groups
 
 
 def _run(database: Database, group: Sequence[_Job]) -> list[_Outcome]:

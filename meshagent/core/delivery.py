@@ -230,6 +230,10 @@ class Delivery:
         known = self._peers.get(peer)
         return known is not None and known.out.floor <= seq <= known.out.sent
 
+    def correspondents(self) -> list[AgentId]:
+        """Everyone to whom we have sent something."""
+        return [peer for peer, known in self._peers.items() if known.out.next_seq > 1]
+
     def numbers(self, peer: AgentId) -> tuple[bytes, int]:
         """Our epoch, and the first number for `peer` that is not settled."""
         stream = self._peer(peer).out

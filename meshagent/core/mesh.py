@@ -233,6 +233,10 @@ class Mesh:
         """Our epoch, and the first number for `peer` that is not settled."""
         return None if self.delivery is None else self.delivery.numbers(peer)
 
+    def correspondents(self) -> list[AgentId]:
+        """Everyone to whom we have sent something."""
+        return [] if self.delivery is None else self.delivery.correspondents()
+
     def noted(self, rows: Iterable[OutState | Delivered]) -> None:
         """What was noted is on disk."""
         if self.delivery is not None:

@@ -559,7 +559,6 @@ class Driver:
                     await self.porter.tidy(set(await self._store.blobs()))
                 self._watch_expiry()
                 due_ms = await self._store.next_expiry()
-                self._count_unread()
             except MeshError as error:
                 self.log.warning("not tidied: %s", error)
                 due_ms = now_ms + HOUSE_RETRY_MS
@@ -568,6 +567,7 @@ class Driver:
             )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._house.wait(), wait_s)
+            self._count_unread()
 
     def _next_held_expiry(self) -> int | None:
         delivery = self.mesh.delivery

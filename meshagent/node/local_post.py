@@ -135,14 +135,14 @@ class FolderPost(LocalPost):
 
     async def _drop_all(self) -> None:
         """What waits for every agent of this machine that has no link."""
-        start = await self._store.mail_start()
-        for stream in start.streams:
-            peer = AgentId(stream.peer)
+        for peer in await self._correspondents():
             if peer in self._dropping or not self._is_local(peer):
                 continue
-            if stream.floor < stream.next_seq and not self._is_linked(peer):
-                await self._drop(peer, start.epoch, stream.floor)
-            await self._sweep(peer, start.epoch)
+            if (start := await self._stream(peer)) is None:
+                continue
+            if not self._is_linked(peer):
+                await self._drop(peer, *start)
+            await self._sweep(peer, start[0])
 
     async def _drop(self, peer: AgentId, epoch: bytes, floor: int) -> None:
         """All that is not in a file of this run yet.
@@ -204,6 +204,11 @@ class FolderPost(LocalPost):
         if self._driver.runs:
             await self._driver.committed()
         return numbers
+
+    async def _correspondents(self) -> list[AgentId]:
+        if self._driver.runs:
+            return self._driver.mesh.correspondents()
+        return [AgentId(each.peer) for each in (await self._store.mail_start()).streams]
 
     async def _numbers(self, peer: AgentId) -> tuple[bytes, int] | None:
         """As decided; from the disk when the engine has ended."""

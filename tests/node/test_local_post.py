@@ -42,6 +42,9 @@ class Engine:
         self.commits.set()
         self.asked = asyncio.Event()
 
+    def correspondents(self) -> list[AgentId]:
+        return [BOB.agent]
+
     def numbers(self, peer: AgentId) -> tuple[bytes, int]:
         return self.now
 

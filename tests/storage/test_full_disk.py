@@ -141,6 +141,37 @@ def test_a_full_disk_accepts_nothing_that_is_not_kept_and_goes_on_by_itself(
     )
 
 
+def test_a_full_disk_hides_nothing_that_was_committed(tmp_path: Path) -> None:
+    on_small_disk(
+        tmp_path,
+        """
+        from storage.mail_rows import PEER, came, out
+        from meshagent.storage import sqlite
+        sqlite.QUIET_S = 600.0
+
+        async def main():
+            store = SqliteStore(disk / "mesh.db")
+            await store.open()
+            await store.commit([out(1, text="x" * 200_000), came("c", text="y" * 200_000)])
+            use_up(leave=0)
+            for life in (1, 2):
+                assert [entry.id for entry in await store.inbox(0, 9)] == ["c"]
+                assert [entry.seq for entry in await store.pending(PEER, 1, 9)] == [1]
+                with pytest.raises(LimitReached):
+                    await store.commit([out(2, text="z" * 100_000)])
+                await store.close()
+                await store.open()
+            ballast.unlink()
+            await store.commit([out(2)])
+            assert [entry.seq for entry in await store.pending(PEER, 1, 9)] == [1, 2]
+            await store.close()
+
+        asyncio.run(main())
+        """,
+        size="3m",
+    )
+
+
 def test_a_disk_that_is_full_at_the_start_is_a_limit_and_not_a_crash(tmp_path: Path) -> None:
     on_small_disk(
         tmp_path,

@@ -1,0 +1,223 @@
+"""What was committed and does not stand in the tables yet.
+
+A commit puts all its rows into one row at the end of one table, which is the least that SQLite can
+make durable. In a quiet moment, or before a question is answered, they are folded into the tables
+where they can be found: many at once, and as they have ended by then. What a crash left here is
+folded before anything else. Decides nothing about what a row means. Invariants: rows are folded
+once and in the order of their commits; one step does a bounded amount of work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgpack
+
+from meshagent.core.ports import (
+    Arrived,
+    Delivered,
+    InRow,
+    InState,
+    OutRow,
+    OutState,
+    Receipt,
+    Row,
+    TurnedAway,
+    Watermark,
+)
+from meshagent.errors import MeshError
+from meshagent.storage.decay import Lost, close_gaps
+from meshagent.storage.schema import CHECKSUM_BYTES
+
+if TYPE_CHECKING:
+    import apsw
+
+    from meshagent.storage.database import Database
+
+__all__ = ["JOURNAL_BYTES_MAX", "Journal"]
+
+JOURNAL_BYTES_MAX = 8 * 1024 * 1024  # in memory too: some 25,000 short messages
+FOLD_BYTES = 256 * 1024  # at a time: some ms, then a commit that waits has its turn
+
+# A kind of row is kept as its place here: new ones come at the end.
+_KINDS = (
+    OutRow, OutState, Delivered, Receipt, InRow, Arrived, TurnedAway, InState, Watermark
+)  # fmt: skip
+_CODES: dict[type, int] = {kind: code for code, kind in enumerate(_KINDS)}
+
+
+class _Entry(NamedTuple):
+    """One commit."""
+
+    position: int
+    size: int
+    rows: Sequence[Row]
+
+
+class Journal:
+    """The commits of one agent that wait to be folded."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._pack = msgpack.Packer().pack
+        self._waiting: deque[_Entry] = deque()
+        self.size = 0
+        """In bytes; 0 when nothing waits."""
+        self.overrun = False
+        """More came than it holds: until there is a quiet moment all goes past it. To fold takes as
+        long as to write the tables at once, and in a flood there is no better time for it."""
+        self.between: Callable[[], None] = lambda: None
+        """Called between the steps of a long fold: commits that wait have their turn."""
+
+    def is_passed_by(self, *, anew: bool) -> bool:
+        """Whether the next commit goes to the tables at once; then the journal is empty.
+
+        So does one with which numbers begin `anew`.
+        """
+        self.overrun = self.overrun or self.size > JOURNAL_BYTES_MAX
+        if anew:
+            self.fold_all(alone=True)
+        elif self.overrun and self.size:
+            self.fold_some()
+        return not self.size and (anew or self.overrun)
+
+    def append(self, connection: apsw.Connection, rows: Sequence[Row]) -> Callable[[], None]:
+        """Put them as one row into the transaction; call the result when it has succeeded."""
+        if not rows:
+            return lambda: None
+        stretches: Iterable[tuple[type, Iterable[Any]]] = groupby(rows, type)
+        content = self._pack([(_CODES[kind], list(stretch)) for kind, stretch in stretches])
+        connection.execute(
+            "INSERT INTO journal(checksum, content) VALUES(?, ?)", (_seal(content), content)
+        )
+        return lambda: self._add(_Entry(connection.last_insert_rowid(), len(content), rows))
+
+    def _add(self, entry: _Entry) -> None:
+        self._waiting.append(entry)
+        self.size += entry.size
+
+    def fold_all(self, *, alone: bool = False) -> None:
+        """Afterwards the tables hold all that was committed before.
+
+        `alone`: nothing comes between, and the journal is empty.
+        """
+        left = self.size
+        while left > 0:
+            left -= self.fold_some()
+            if left > 0 and not alone:
+                self.between()
+
+    def fold_some(self) -> int:
+        """Bring the oldest commits into the tables; how many bytes of the journal they were."""
+        entries: list[_Entry] = []
+        size = 0
+        for entry in self._waiting:
+            entries.append(entry)
+            size += entry.size
+            if size >= FOLD_BYTES:
+                break
+        if entries:
+            self._fold(entries)
+        for _ in entries:
+            self._waiting.popleft()
+        self.size -= size
+        return size
+
+    def fold_within(self, connection: apsw.Connection) -> None:
+        """As `fold_all`, for the length of a transaction that will be rolled back."""
+        self._database.mail.write(connection, _all_rows(self._waiting))
+
+    def recover(self) -> None:
+        """Go on with what an earlier run has left, and name what was damaged of it."""
+        found = self._left()
+        sound = [entry for entry, content in found if content is None]
+        damaged = [(entry, content) for entry, content in found if content is not None]
+        if damaged:
+            self._fold(sound, damaged)
+            return
+        for entry in sound:
+            self._add(entry)
+        self._database.mail.note_numbers(
+            {row.peer: row.seq + 1 for row in _all_rows(sound) if isinstance(row, OutRow)}
+        )
+        with contextlib.suppress(MeshError):  # a full disk: it stays here, where it is safe
+            self.fold_all(alone=True)
+
+    def damaged(self) -> list[str]:
+        """Every commit of an earlier run that does not fit its checksum; nothing is changed."""
+        return [f"journal {entry.position}" for entry, content in self._left() if content]
+
+    def _left(self) -> list[tuple[_Entry, bytes | None]]:
+        """All that stands on the disk, and of the damaged ones what is left of them."""
+        with self._database.mapped("read"):
+            found: list[Any] = (
+                self._database.connected()
+                .execute(
+                    "SELECT position, CAST(checksum AS BLOB), CAST(content AS BLOB) FROM journal "
+                    "ORDER BY position"
+                )
+                .fetchall()
+            )
+        return [_opened(position, seal, content or b"?") for position, seal, content in found]
+
+    def _fold(
+        self, entries: Sequence[_Entry], damaged: Sequence[tuple[_Entry, bytes]] = ()
+    ) -> None:
+        try:
+            self._fold_by(self._database.mail.write, entries, damaged)
+        except Exception as error:
+            if isinstance(error, MeshError) and error.data.get("sqlite") != "ConstraintError":
+                raise  # the disk, and not what stands here
+            self._fold_by(self._write_singly, entries, damaged)
+
+    def _fold_by(
+        self,
+        write: Callable[[apsw.Connection, Sequence[Row]], None],
+        entries: Sequence[_Entry],
+        damaged: Sequence[tuple[_Entry, bytes]],
+    ) -> None:
+        last = max(entry.position for entry in (*entries, *(entry for entry, _ in damaged)))
+        with self._database.unsynced("write to") as connection:
+            # First: the room that they took is used again.
+            connection.execute("DELETE FROM journal WHERE position <= ?", (last,))
+            write(connection, _all_rows(entries))
+            for entry, content in damaged:
+                name = b"%d" % entry.position
+                self._database.note_damage(connection, "journal", name, [content])
+            if damaged:  # it may have given numbers: nobody knows which are taken
+                self._database.mail.start_over(connection)
+
+    def _write_singly(self, connection: apsw.Connection, rows: Sequence[Row]) -> None:
+        """One row that can't be kept must not stop all others: it is set aside, and named."""
+        lost: list[Lost] = []
+        for row in rows:
+            try:
+                with connection:
+                    self._database.mail.write(connection, [row])
+            except Exception as error:
+                name = str(getattr(row, "id", "?")).encode()
+                self._database.note_damage(connection, "journal", name, [row], repr(error))
+                if isinstance(row, OutRow):
+                    lost.append(Lost(row.peer.encode(), row.seq, name, 0))
+        close_gaps(connection, lost)
+
+
+def _all_rows(entries: Iterable[_Entry]) -> list[Row]:
+    return [row for entry in entries for row in entry.rows]
+
+
+def _seal(content: bytes) -> bytes:
+    return blake2b(content, digest_size=CHECKSUM_BYTES).digest()
+
+
+def _opened(position: int, seal: bytes, content: bytes) -> tuple[_Entry, bytes | None]:
+    if seal == _seal(content):
+        stretches = msgpack.unpackb(content, use_list=False, strict_map_key=False)
+        rows = [_KINDS[code](*row) for code, stretch in stretches for row in stretch]
+        return _Entry(position, len(content), rows), None
+    return _Entry(position, len(content), ()), content

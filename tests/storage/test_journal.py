@@ -1,0 +1,274 @@
+"""The journal: what was committed counts at once, whatever stands in the tables yet."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from storage.mail_rows import EPOCH, OTHER, PEER, became, came, live, out, outs, receipt, word
+
+from meshagent.core.ports import Arrived, Delivered, NewEpoch, Row, Watermark
+from meshagent.errors import CorruptFile
+from meshagent.storage import journal as journal_module
+from meshagent.storage import sqlite as sqlite_module
+from meshagent.storage.backup import restore_database
+from meshagent.storage.database import Database
+from meshagent.storage.journal import Journal
+from meshagent.storage.sqlite import SqliteStore
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "mesh.db"
+
+
+@pytest.fixture
+def database(path: Path) -> Database:
+    """With the tables as they are: nothing is folded unless the test says so."""
+    database = Database(path)
+    database.open()
+    return database
+
+
+def table(database: Database, columns: str, name: str = "outbox") -> list[Any]:
+    sql = f"SELECT {columns} FROM {name} ORDER BY position"
+    return list(database.connected().execute(sql))
+
+
+def die(database: Database) -> None:
+    """As a process that is killed: what it has in memory is gone."""
+    database.journal = Journal(database)
+    database.close()
+
+
+def again(path: Path) -> Database:
+    database = Database(path)
+    database.open()
+    database.journal.recover()
+    return database
+
+
+# What a commit costs, and what it brings
+
+
+def test_a_commit_changes_one_table_and_a_fold_empties_it(database: Database) -> None:
+    rows: list[Row] = [*outs(3), came("c"), Watermark(PEER, EPOCH, 1, b"h" * 16)]
+    database.write(rows)
+    assert table(database, "id") == table(database, "id", "inbox") == []
+    assert len(table(database, "position", "journal")) == 1
+    database.journal.fold_all()
+    assert [ident for (ident,) in table(database, "id")] == ["b1", "b2", "b3"]
+    assert [ident for (ident,) in table(database, "id", "inbox")] == ["c"]
+    assert table(database, "position", "journal") == []
+    assert database.journal.size == 0
+    database.close()
+
+
+def test_a_fold_says_what_the_commits_would_have_said_one_by_one(tmp_path: Path) -> None:
+    commits: list[list[Row]] = [
+        [*outs(4), *outs(2, OTHER)],
+        [receipt("b2", "seen"), came("c1"), came("c1")],
+        [Delivered(PEER, 1, 2, 7_000), out(5), out(6)],
+        [word("b3", "cancelled"), became("c1", "seen")],
+        [Delivered(PEER, 4, 5, 8_000), Watermark(PEER, EPOCH, 3, b"x" * 16)],
+        [came("c2")._replace(blobs=(b"s" * 32,)), became("c2", "done"), came("c3")],
+        [Arrived(PEER, "c2"), out(7), came("c4")],
+        [word("b7", "refused", why="no"), Watermark(PEER, EPOCH, 9, b"y" * 16)],
+    ]
+    found = []
+    for name, step in (("together.db", False), ("one by one.db", True)):
+        database = Database(tmp_path / name)
+        database.open()
+        for rows in commits:
+            database.write(rows)
+            if step:
+                database.journal.fold_all()
+        database.journal.fold_all()
+        outbox = "peer, seq, id, state, settled, changed_ms, reason, mark, checksum, body"
+        inbox = "sender, id, state, failures, changed_ms, mark, checksum, body"
+        marks = database.mail.start().watermarks
+        streams = database.mail.start().streams
+        found.append((table(database, outbox), table(database, inbox, "inbox"), marks, streams))
+        assert not database.damaged()
+        database.close()
+    assert found[0] == found[1]
+    assert [row[2] for row in found[0][0]][:4] == ["b1", "b2", "b3", "b4"]
+
+
+def test_what_was_delivered_meanwhile_is_never_put_as_waiting(database: Database) -> None:
+    database.write([*outs(3)])
+    database.write([Delivered(PEER, 1, 2, 7_000)])
+    changes = database.connected().total_changes()
+    database.journal.fold_all()
+    # A stream, three messages, and two commits that leave the journal: no row is changed again.
+    assert database.connected().total_changes() - changes == 1 + 3 + 2
+    assert table(database, "state, settled") == [(4, 1), (4, 1), (0, 0)]
+    database.close()
+
+
+# Crashes
+
+
+def test_what_a_crash_left_in_the_journal_is_there_in_the_next_life(
+    path: Path, database: Database
+) -> None:
+    database.write([*outs(2)])
+    database.write([out(3), came("c"), Watermark(PEER, EPOCH, 1, b"h" * 16)])
+    die(database)
+    risen = again(path)
+    start = risen.mail.start()
+    assert [(each.floor, each.next_seq) for each in start.streams] == [(1, 4)]
+    assert (start.unread, start.watermarks[0].seq) == (1, 1)
+    risen.write([out(4)])
+    assert [entry.seq for entry in risen.folded().mail.pending(PEER, 1, 9)] == [1, 2, 3, 4]
+    risen.close()
+
+
+def test_a_backup_holds_what_came_while_it_was_made(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+
+    async def script(store: SqliteStore) -> None:
+        await store.commit(outs(2))
+        worker = store._worker
+        assert worker is not None
+        snapshot = await worker.call(lambda db: sqlite_module.Snapshot(db, copy))
+        await store.commit([out(3)])
+        while not await worker.call(lambda _: snapshot.step()):
+            pass
+        await worker.call(lambda _: snapshot.finish())
+
+    async def look(store: SqliteStore) -> None:
+        assert [entry.seq for entry in await store.pending(PEER, 1, 9)] == [1, 2, 3]
+
+    live(SqliteStore(path), script)
+    restore_database(copy, path)
+    live(SqliteStore(path), look)
+
+
+# Decay
+
+
+def spoil(path: Path, position: int) -> None:
+    connection = apsw.Connection(str(path))
+    connection.execute(
+        "UPDATE journal SET content = CAST(x'00' || substr(content, 2) AS BLOB) WHERE position = ?",
+        (position,),
+    )
+    connection.close()
+
+
+@pytest.mark.parametrize("position", [1, 2, 3])
+def test_a_damaged_commit_is_named_and_no_number_is_given_twice(
+    path: Path, database: Database, position: int
+) -> None:
+    before = database.epoch()
+    for seq in (1, 2, 3):
+        database.write([out(seq)])
+    die(database)
+    spoil(path, position)
+    risen = again(path)
+    assert risen.facts()["damaged_rows"].startswith(f"journal {position}")
+    start = risen.mail.start()
+    assert start.epoch != before, "the numbers of what is lost may be known to others"
+    found = [(entry.seq, entry.id) for entry in risen.mail.pending(PEER, 1, 9)]
+    kept = [f"b{seq}" for seq in (1, 2, 3) if seq != position]
+    assert found == list(enumerate(kept, 1))
+    risen.write([out(3, "next")])
+    risen.close()
+
+
+def test_a_backup_with_a_damaged_commit_is_refused(path: Path, database: Database) -> None:
+    database.write(outs(2))
+    die(database)
+    spoil(path, 1)
+    with pytest.raises(CorruptFile, match="journal 1"):
+        restore_database(path, path.with_name("other.db"))
+
+
+def test_a_row_that_cannot_be_kept_stops_no_other_and_is_named(database: Database) -> None:
+    database.write([out(1, "same")])
+    database.write([out(1, "same", OTHER), out(2, "good", OTHER), came("c")])
+    database.journal.fold_all()
+    assert "journal same" in database.facts()["damaged_rows"]
+    assert [entry.peer for entry in database.mail.outgoing("same")] == [PEER]
+    waiting = database.mail.pending(OTHER, 1, 9)
+    assert [(entry.seq, entry.state) for entry in waiting] == [(1, "cancelled"), (2, "queued")]
+    assert "damaged" in waiting[0].reason
+    assert database.mail.newest() == 1
+    database.close()
+
+
+# Bounds, and those who wait
+
+
+def test_a_flood_goes_past_the_journal_until_there_is_a_quiet_moment(
+    path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "JOURNAL_BYTES_MAX", 20_000)
+    monkeypatch.setattr(journal_module, "FOLD_BYTES", 5_000)
+    largest = 0
+    for seq in range(1, 200):
+        database.write([out(seq, text="x" * 1_000), word(f"b{seq - 1}", "delivered")])
+        largest = max(largest, database.journal.size)
+    assert largest < 30_000
+    assert (database.journal.size, database.journal.overrun) == (0, True)
+    assert len(table(database, "id")) == 199
+    database.write([NewEpoch(b"epoch--2"), out(2)._replace(id="next")])
+    assert [entry.id for entry in database.mail.pending(PEER, 1, 9)] == ["b199", "next"]
+    database.journal.overrun = False
+    database.write([out(3)])
+    assert len(table(database, "id")) == 200
+    database.close()
+
+
+def test_commits_do_not_wait_for_a_long_fold(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "FOLD_BYTES", 1)
+    folding, handed_in, told = threading.Event(), threading.Event(), threading.Event()
+    real = Journal.fold_some
+
+    def fold_some(journal: Journal) -> int:
+        gate = told if folding.is_set() else handed_in
+        folding.set()
+        assert gate.wait(20), "the commit has to wait for the whole fold"
+        return real(journal)
+
+    async def script(store: SqliteStore) -> None:
+        for row in outs(5):
+            await store.commit([row])
+        monkeypatch.setattr(Journal, "fold_some", fold_some)
+        asked = asyncio.ensure_future(store.pending(PEER, 1, 99))
+        assert await asyncio.to_thread(folding.wait, 20)
+        commit = asyncio.ensure_future(store.commit([out(6)]))
+        commit.add_done_callback(lambda _: told.set())
+        later = asyncio.ensure_future(store.pending(PEER, 1, 99))
+        await asyncio.sleep(0)  # both are handed in
+        handed_in.set()
+        await commit
+        assert [entry.seq for entry in await asked] == [1, 2, 3, 4, 5]
+        assert [entry.seq for entry in await later] == [1, 2, 3, 4, 5, 6]
+
+    live(SqliteStore(path), script)
+
+
+def test_a_quiet_moment_empties_the_journal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_module, "QUIET_S", 0.0)
+    folded = threading.Event()
+    real = Journal.fold_some
+
+    def fold_some(journal: Journal) -> int:
+        size = real(journal)
+        if not journal.size:
+            folded.set()
+        return size
+
+    monkeypatch.setattr(Journal, "fold_some", fold_some)
+
+    async def script(store: SqliteStore) -> None:
+        await store.commit(outs(2))
+        assert await asyncio.to_thread(folded.wait, 30)
+
+    live(SqliteStore(path), script)
