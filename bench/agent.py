@@ -111,6 +111,10 @@ class Agent:
         await moving
         return taken
 
+    async def settle(self) -> None:
+        """Until nothing of what it did is left to be done: that is not to be another's burden."""
+        await self.node.outbox(limit=1)
+
     async def memory(self) -> float:
         """Resident MiB."""
         return _resident_mib()

@@ -73,8 +73,14 @@ def _key(case: str) -> str:
 def _cases(setting: Setting, answer: Answer, stack: ExitStack, count: int) -> Rounds:
     pair = stack.enter_context(MeshPair(setting.folder / "mesh"))
     floor = stack.enter_context(closing(RoundTripFloor(setting.folder)))
+
+    def ours() -> list[float]:
+        taken = list(pair.ask("latencies", count=count, size=SIZE))
+        pair.settle()
+        return taken
+
     cases: Rounds = {
-        OURS: lambda: list(pair.ask("latencies", count=count, size=SIZE)),
+        OURS: ours,
         FLOOR: lambda: floor.latencies(count, SIZE),
     }
     if takes_part("nats", setting, answer):

@@ -92,6 +92,11 @@ class MeshPair:
             each.begin(verb, to=self.to, **arguments)
         return [each.answer() for each in self.senders]
 
+    def settle(self) -> None:
+        """All agents do now what they would do in a quiet moment."""
+        for each in (*self.senders, self.recipient):
+            each.ask("settle")
+
     def recipient_leaves(self) -> None:
         """It ends cleanly."""
         self.recipient.close()

@@ -32,6 +32,7 @@ TO_NATS_ALWAYS_BAR = 10.0
 MANY_TO_ONE_BY_ONE_BAR = 1.5
 OURS, MANY, FLOOR = "meshagent", "meshagent send_many", "floor: SQLite rows"
 NATS = {"nats default": False, "nats sync always": True}
+LONG, LONG_ROUNDS = "200 B long", 3
 Rounds = dict[str, Callable[[], float]]
 
 
@@ -43,12 +44,13 @@ class Amount:
     ours: int
     theirs: int
     senders: int = 8
+    long: int = 0
 
 
 AMOUNTS = {
     "tiny": Amount(1, 24, 24, senders=2),
     "quick": Amount(3, 6_000, 1_500),
-    "full": Amount(7, 6_000, 3_000),
+    "full": Amount(7, 6_000, 3_000, long=50_000),
 }
 """All rounds of all cases go into one inbox that nobody reads: together less than it may hold."""
 
@@ -65,6 +67,9 @@ def measure(setting: Setting) -> Answer:
     with ExitStack() as stack:
         cases = _crowd_cases(setting, stack, amount, with_nats)
         taken |= interleave(cases, amount.rounds, warm_up=1)
+    if amount.long:
+        with ExitStack() as stack:
+            taken |= interleave(_long_cases(setting, stack, amount.long), LONG_ROUNDS, warm_up=1)
     answer.cases = {name: {"per_s": spread_of(values)} for name, values in taken.items()}
     answer.headlines = _headlines(taken, amount.senders)
     return answer
@@ -81,7 +86,7 @@ def _headlines(taken: dict[str, list[float]], senders: int) -> list[Headline]:
         (OURS, "nats sync always in one process"): TO_NATS_ALWAYS_BAR,
         (MANY, OURS): MANY_TO_ONE_BY_ONE_BAR,
     }
-    for what in (*(f"{size} B" for size in SIZES), f"{senders} senders"):
+    for what in (*(f"{size} B" for size in SIZES), LONG, f"{senders} senders"):
         for above, below in ((OURS, FLOOR), *bars):
             over, under = taken.get(f"{above}, {what}"), taken.get(f"{below}, {what}")
             if over is None or under is None:
@@ -99,10 +104,10 @@ def _pair_cases(setting: Setting, stack: ExitStack, amount: Amount, with_nats: b
     cases: Rounds = {}
     for size in SIZES:
         burst = partial(pair.ask, "burst", count=amount.ours, size=size, coroutines=COROUTINES)
-        cases[f"{OURS}, {size} B"] = _rate(amount.ours, burst)
+        cases[f"{OURS}, {size} B"] = _rate(amount.ours, _settling(pair, burst))
         if "send_many" in features():
             many = partial(pair.ask, "many", count=amount.ours, size=size)
-            cases[f"{MANY}, {size} B"] = _rate(amount.ours, many)
+            cases[f"{MANY}, {size} B"] = _rate(amount.ours, _settling(pair, many))
         cases[f"{FLOOR}, {size} B"] = partial(rows_per_second, setting.folder, amount.ours, size)
     for name in NATS if with_nats else ():
         server = _jetstream(setting, stack, name, 1)
@@ -128,7 +133,7 @@ def _crowd_cases(setting: Setting, stack: ExitStack, amount: Amount, with_nats: 
 
     what = f"{amount.senders} senders"
     cases = {
-        f"{OURS}, {what}": _rate(each * amount.senders, ours),
+        f"{OURS}, {what}": _rate(each * amount.senders, _settling(crowd, ours)),
         f"{FLOOR}, {what}": lambda: rows_per_second(setting.folder, amount.ours, SIZES[0]),
     }
     theirs = amount.theirs // amount.senders * amount.senders
@@ -137,6 +142,27 @@ def _crowd_cases(setting: Setting, stack: ExitStack, amount: Amount, with_nats: 
         work = (theirs, SIZES[0], coroutines)
         cases[f"{name}, {what}"] = _rate(theirs, partial(server.seconds, *work))
     return cases
+
+
+def _long_cases(setting: Setting, stack: ExitStack, count: int) -> Rounds:
+    """More than a journal holds: what a burst leaves for later has to be done here."""
+    pair = stack.enter_context(MeshPair(setting.folder / "long"))
+    burst = partial(pair.ask, "burst", count=count, size=SIZES[0], coroutines=COROUTINES)
+    return {
+        f"{OURS}, {LONG}": _rate(count, _settling(pair, burst)),
+        f"{FLOOR}, {LONG}": lambda: rows_per_second(setting.folder, count, SIZES[0]),
+    }
+
+
+def _settling(pair: MeshPair, seconds: Callable[[], float]) -> Callable[[], float]:
+    """Beside the time that is taken: what is left to do must not burden whoever is next."""
+
+    def settled() -> float:
+        taken = seconds()
+        pair.settle()
+        return taken
+
+    return settled
 
 
 def _rate(count: int, seconds: Callable[[], float]) -> Callable[[], float]:

@@ -178,6 +178,20 @@ class Node:
                     await letter.done()
                     break
 
+    async def outbox(self, limit: int = 1000, *, ended: bool = False) -> list[dict[str, Any]]:
+        """Messages that wait (with `ended`, all), oldest first, as `meshagent outbox --json`."""
+        return await self._mailroom.outbox(limit, ended)
+
+    async def cancel(self, ident: str) -> dict[str, Any]:
+        """Take back a message that has not left yet, by its id or a unique beginning of it."""
+        return await self._mailroom.cancel(ident)
+
+    async def log(
+        self, limit: int = 1000, *, search: str = "", peer: str = "", kind: str = ""
+    ) -> list[dict[str, Any]]:
+        """The newest messages both ways that match, oldest of them first, as `meshagent log`."""
+        return await self._mailroom.log(limit, search, peer, kind)
+
     async def wait(self) -> None:
         """Until the node is told to leave (by `meshagent leave`), or has to: then it raises why."""
         await self._driver.wait()

@@ -329,3 +329,26 @@ def _python() -> str:
     import sys
 
     return sys.executable
+
+
+def test_the_outbox_shows_what_waits_cancel_takes_it_back_and_the_log_keeps_it() -> None:
+    absent = "nobody-k3f9a2qd"
+
+    async def body() -> None:
+        async with two() as (tester, backend):
+            kept = await tester.send(absent, "the first for later")
+            dropped = await tester.send(absent, "the second for later")
+            await (await tester.send("backend", "now")).delivered(timeout=5)
+            waiting = await tester.outbox()
+            assert [each["id"] for each in waiting] == [kept.id, dropped.id]
+            assert (await tester.cancel(dropped.id))["state"] == "cancelled"
+            assert dropped.state == "cancelled"
+            assert [each["id"] for each in await tester.outbox()] == [kept.id]
+            assert len(await tester.outbox(ended=True)) == 3
+            texts = [each["text"] for each in await tester.log(search="later")]
+            assert texts == ["the first for later", "the second for later"]
+            assert [each["text"] for each in await backend.log(peer="tester")] == ["now"]
+            with pytest.raises(meshagent.MeshError):
+                await tester.cancel("nosuchid")
+
+    run(body())
