@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from meshagent.core.ports import NewEpoch, PeerRow, Row
+from meshagent.core.ports import PeerRow, Row
 from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
 from meshagent.storage.backup import Snapshot
 from meshagent.storage.decay import damaged_mail
@@ -136,26 +136,22 @@ class Database:
         kinds = set(map(type, rows))
         small = [row for row in rows if type(row) in _SMALL] if kinds & _SMALL else []
         mail: Sequence[Any] = [row for row in rows if type(row) not in _SMALL] if small else rows
-        if self.journal.is_passed_by(anew=NewEpoch in kinds):
-            self._write_at_once(small, mail)
-        else:
-            self._write_to_journal(small, mail)
-
-    def _write_to_journal(self, small: Sequence[Any], mail: Sequence[Row]) -> None:
-        with self.transaction("write to") as connection:
-            _put(connection, small)
-            numbers = self.mail.numbers_after(connection, mail)
-            then = self.journal.append(connection, mail)
-        self.mail.note_numbers(numbers)
-        then()
-
-    def _write_at_once(self, small: Sequence[Any], mail: Sequence[Row]) -> None:
+        content = self.journal.takes(mail) if mail else None
+        if content is not None:
+            with self.transaction("write to") as connection:
+                _put(connection, small)
+                numbers = self.mail.numbers_after(connection, mail)
+                self.journal.append(connection, content)
+            self.mail.note_numbers(numbers)
+            self.journal.add(connection.last_insert_rowid(), content, mail)
+            return
         try:
             with self.transaction("write to") as connection:
                 _put(connection, small)
                 self.mail.write_numbered(connection, mail)
         except BaseException:
-            self.mail.forget_numbers()  # what it has counted never was
+            if mail:
+                self.mail.forget_numbers()  # what it has counted never was
             raise
 
     def folded(self) -> Database:

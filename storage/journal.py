@@ -23,6 +23,7 @@ from meshagent.core.ports import (
     Delivered,
     InRow,
     InState,
+    NewEpoch,
     OutRow,
     OutState,
     Receipt,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["JOURNAL_BYTES_MAX", "Journal"]
 
 JOURNAL_BYTES_MAX = 8 * 1024 * 1024  # in memory too: some 25,000 short messages
+LONG_BYTES = 1024  # a row, on average of
+MANY = 64  # at the least: the delay of one message counts more than what it takes to write it
 FOLD_BYTES = 256 * 1024  # at a time: some ms, then a commit that waits has its turn
 
 # A kind of row is kept as its place here: new ones come at the end.
@@ -74,32 +77,36 @@ class Journal:
         self.between: Callable[[], None] = lambda: None
         """Called between the steps of a long fold: commits that wait have their turn."""
 
-    def is_passed_by(self, *, anew: bool) -> bool:
-        """Whether the next commit goes to the tables at once; then the journal is empty.
+    def takes(self, rows: Sequence[Row]) -> bytes | None:
+        """The rows as one cell, or None: then the journal is empty, and they go to the tables.
 
-        So does one with which numbers begin `anew`.
+        So it is in a flood, with numbers that begin anew, and with long messages: to write these
+        twice takes longer than to find their places.
         """
         self.overrun = self.overrun or self.size > JOURNAL_BYTES_MAX
-        if anew:
+        if any(type(row) is NewEpoch for row in rows):
             self.fold_all(alone=True)
-        elif self.overrun and self.size:
+            return None
+        if self.overrun and self.size:
             self.fold_some()
-        return not self.size and (anew or self.overrun)
-
-    def append(self, connection: apsw.Connection, rows: Sequence[Row]) -> Callable[[], None]:
-        """Put them as one row into the transaction; call the result when it has succeeded."""
-        if not rows:
-            return lambda: None
         stretches: Iterable[tuple[type, Iterable[Any]]] = groupby(rows, type)
-        content = self._pack([(_CODES[kind], list(stretch)) for kind, stretch in stretches])
+        content: bytes = self._pack([(_CODES[kind], list(stretch)) for kind, stretch in stretches])
+        if len(content) > LONG_BYTES * (MANY + len(rows)) and self.size <= FOLD_BYTES:
+            self.fold_all(alone=True)
+        elif self.size or not self.overrun:
+            return content
+        return None
+
+    def append(self, connection: apsw.Connection, content: bytes) -> None:
+        """Durable with the transaction; then call `add`."""
         connection.execute(
             "INSERT INTO journal(checksum, content) VALUES(?, ?)", (_seal(content), content)
         )
-        return lambda: self._add(_Entry(connection.last_insert_rowid(), len(content), rows))
 
-    def _add(self, entry: _Entry) -> None:
-        self._waiting.append(entry)
-        self.size += entry.size
+    def add(self, position: int, content: bytes, rows: Sequence[Row]) -> None:
+        """These were committed, and wait to be folded."""
+        self._waiting.append(_Entry(position, len(content), rows))
+        self.size += len(content)
 
     def fold_all(self, *, alone: bool = False) -> None:
         """Afterwards the tables hold all that was committed before.
@@ -140,8 +147,8 @@ class Journal:
         if damaged:
             self._fold(sound, damaged)
             return
-        for entry in sound:
-            self._add(entry)
+        self._waiting.extend(sound)
+        self.size = sum(entry.size for entry in sound)
         self._database.mail.note_numbers(
             {row.peer: row.seq + 1 for row in _all_rows(sound) if isinstance(row, OutRow)}
         )

@@ -11,8 +11,8 @@ import apsw
 import pytest
 from storage.mail_rows import EPOCH, OTHER, PEER, became, came, live, out, outs, receipt, word
 
-from meshagent.core.ports import Arrived, Delivered, NewEpoch, Row, Watermark
-from meshagent.errors import CorruptFile
+from meshagent.core.ports import Arrived, Delivered, NewEpoch, PeerRow, Row, Watermark
+from meshagent.errors import CorruptFile, LimitReached
 from meshagent.storage import journal as journal_module
 from meshagent.storage import sqlite as sqlite_module
 from meshagent.storage.backup import restore_database
@@ -222,6 +222,39 @@ def test_a_flood_goes_past_the_journal_until_there_is_a_quiet_moment(
     database.journal.overrun = False
     database.write([out(3)])
     assert len(table(database, "id")) == 200
+    database.close()
+
+
+def test_many_long_messages_are_written_once(database: Database) -> None:
+    database.write([out(1)])
+    database.write([out(seq, text="x" * 4_096) for seq in range(2, 130)])
+    assert (database.journal.size, len(table(database, "id"))) == (0, 129)
+    database.write([out(130, text="x" * 4_096)])  # one alone is not to be kept waiting
+    assert len(table(database, "id")) == 129
+    assert [entry.seq for entry in database.folded().mail.pending(PEER, 129, 9)] == [129, 130]
+    database.close()
+
+
+@pytest.mark.parametrize("text", ["", "x" * 5_000], ids=["to the journal", "to the tables"])
+def test_a_commit_that_failed_takes_no_number(
+    database: Database, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    def refuse(_: object) -> bytes:
+        raise apsw.FullError
+
+    def fails(rows: list[Row], what: str) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(f"meshagent.storage.{what}", refuse)
+            with pytest.raises(LimitReached):
+                database.write(rows)
+
+    database.write([out(1)])
+    rows: list[Row] = [out(seq, text=text) for seq in range(2, 80)]
+    fails([PeerRow("a", b"", ())], "database.encode_row")
+    fails(rows, "mail.out_values" if text else "journal._seal")
+    database.write(rows)
+    found = database.folded().mail.pending(PEER, 1, 99)
+    assert [entry.seq for entry in found] == list(range(1, 80))
     database.close()
 
 
