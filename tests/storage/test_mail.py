@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -25,6 +27,8 @@ from meshagent.core.messages import PROGRESS, MessageState, body_hash
 from meshagent.core.ports import Delivered, NewEpoch, Row, Store, StreamStart, Watermark
 from meshagent.errors import StorageError
 from meshagent.simulator.disk import Disk
+from meshagent.storage import journal as journal_module
+from meshagent.storage import sqlite as sqlite_module
 from meshagent.storage.mail import WATERMARKS_PER_SENDER_MAX
 from meshagent.storage.memory import MemoryStore
 from meshagent.storage.sealing import OUT_RANKS, OUT_STATES
@@ -626,3 +630,36 @@ def test_any_sequence_of_rows_means_the_same_to_all_three(seed: int, tmp_path: P
 
         for store in stores:
             live(store, script)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_a_crash_finds_in_the_journal_nothing_is_lost_or_changed(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    disk = Disk(EPOCH)
+    monkeypatch.setattr(sqlite_module, "QUIET_S", 600.0)
+    monkeypatch.setattr(journal_module, "JOURNAL_BYTES_MAX", rng.choice((500, 3_000, 10**6)))
+    monkeypatch.setattr(journal_module, "FOLD_BYTES", rng.choice((1, 500, 10**6)))
+    monkeypatch.setattr(journal_module, "MANY", rng.choice((-1, 64)))
+    monkeypatch.setattr(journal_module, "LONG_BYTES", rng.choice((100, 1_024)))
+
+    async def script(store: Store, life: int) -> None:
+        if life == 0:
+            disk.commit([NewEpoch(EPOCH)])
+            await store.commit([NewEpoch(EPOCH)])
+        await same(store, disk)
+        for step in range(rng.randrange(40)):
+            rows = random_rows(rng, disk, life * 100 + step)
+            disk.commit(rows)
+            await store.commit(rows)
+            if rng.random() < 0.1:
+                await same(store, disk)
+        for name in ("mesh.db", "mesh.db-wal"):  # as a power cut leaves them
+            shutil.copy(tmp_path / f"{life}" / name, tmp_path / f"{life + 1}" / name)
+
+    (tmp_path / "0").mkdir()
+    for life in range(8):
+        (tmp_path / f"{life + 1}").mkdir()
+        store = SqliteStore(tmp_path / f"{life}" / "mesh.db")
+        live(store, partial(script, life=life))
