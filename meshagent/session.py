@@ -203,7 +203,7 @@ def attach(
             with contextlib.suppress(NotRunning):
                 return Session(entry)
         running = running[-1:]
-    return Session(choose_agent(running, wanted, any_will_do))
+    return Session(choose_agent(registry, running, wanted, any_will_do))
 
 
 def session_or_start(mesh: MeshFolder, wanted: str | None) -> Session:
@@ -215,7 +215,7 @@ def session_or_start(mesh: MeshFolder, wanted: str | None) -> Session:
     wanted = wanted or os.environ.get("MESHAGENT_AGENT")
     running = running_agents(mesh.registry)
     if wanted or len(running) == 1:
-        return Session(choose_agent(running, wanted, any_will_do=False))
+        return Session(choose_agent(mesh.registry, running, wanted, any_will_do=False))
     own = _own_agent(running)
     if own is None:
         own = _start_own(mesh)
@@ -251,7 +251,7 @@ def _start_own(mesh: MeshFolder) -> RegistryEntry:
 
 
 def choose_agent(
-    running: list[RegistryEntry], wanted: str | None, any_will_do: bool
+    registry: Path, running: list[RegistryEntry], wanted: str | None, any_will_do: bool
 ) -> RegistryEntry:
     """The one that is meant: by id, unique prefix or name; without a word, the only one."""
     if wanted:
@@ -261,14 +261,14 @@ def choose_agent(
         if not matching:
             raise NoSuchPeer(
                 f"No running agent here answers to {wanted!r}.",
-                hint=_who_runs(running),
+                hint=_who_runs(registry, running),
             )
     else:
         matching = running
     if not matching:
         raise NotRunning(
             "No agent of this mesh is running on this machine.",
-            hint="Start one: meshagent join --role tester",
+            hint=f"Start one: {_how_to_start(registry)}",
         )
     if not wanted and (own := _own_agent(matching)) is not None:
         return own
@@ -281,10 +281,23 @@ def choose_agent(
     return matching[0]
 
 
-def _who_runs(running: list[RegistryEntry]) -> str:
+def _who_runs(registry: Path, running: list[RegistryEntry]) -> str:
     if not running:
-        return "None is running; start one: meshagent join --role tester"
+        return f"None is running; start one: {_how_to_start(registry)}"
     return f"Running here: {', '.join(each.agent for each in running)}."
+
+
+def _how_to_start(registry: Path) -> str:
+    """One that was here before goes on with its messages; else a new one."""
+    from meshagent.storage.agents import list_agents
+    from meshagent.storage.folder import MeshFolder
+
+    with contextlib.suppress(MeshError):
+        agents = [each.agent for each in list_agents(MeshFolder(registry.parent))]
+        named = [each for each in agents if not each.startswith(f"{OWN_ROLE}-")]
+        if named:
+            return f"meshagent join --as {named[0]}"
+    return "meshagent join --role tester"
 
 
 def _raised_there(words: dict[str, Any]) -> MeshError:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from meshagent.core.ports import PeerRow, Row
+from meshagent.core.ports import NewEpoch, PeerRow, Row
 from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
 from meshagent.storage.backup import Snapshot
 from meshagent.storage.decay import damaged_mail
@@ -136,22 +136,33 @@ class Database:
         kinds = set(map(type, rows))
         small = [row for row in rows if type(row) in _SMALL] if kinds & _SMALL else []
         mail: Sequence[Any] = [row for row in rows if type(row) not in _SMALL] if small else rows
-        content = self.journal.takes(mail) if mail else None
-        if content is not None:
-            with self.transaction("write to") as connection:
-                _put(connection, small)
-                numbers = self.mail.numbers_after(connection, mail)
-                self.journal.append(connection, content)
-            self.mail.note_numbers(numbers)
-            self.journal.add(connection.last_insert_rowid(), content, mail)
+        if NewEpoch in kinds:
+            self._write_anew(small, mail)
             return
+        content = self.journal.takes(mail) if mail else None
+        with self.transaction("write to") as connection:
+            _put(connection, small)
+            numbers = self.mail.numbers_after(connection, mail)
+            if content is not None:
+                self.journal.append(connection, content)
+            elif mail:
+                self.journal.fold_within(connection)
+                self.mail.write(connection, mail)
+        self.mail.note_numbers(numbers)
+        if content is not None:
+            self.journal.add(connection.last_insert_rowid(), content, mail)
+        elif mail:
+            self.journal.clear()
+
+    def _write_anew(self, small: Sequence[Any], mail: Sequence[Row]) -> None:
+        """Among these rows numbers begin anew: what waits is of those before."""
+        self.journal.fold_all(alone=True)
         try:
             with self.transaction("write to") as connection:
                 _put(connection, small)
-                self.mail.write_numbered(connection, mail)
+                self.mail.write_anew(connection, mail)
         except BaseException:
-            if mail:
-                self.mail.forget_numbers()  # what it has counted never was
+            self.mail.forget_numbers()  # what it has counted never was
             raise
 
     def folded(self) -> Database:

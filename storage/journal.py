@@ -23,7 +23,6 @@ from meshagent.core.ports import (
     Delivered,
     InRow,
     InState,
-    NewEpoch,
     OutRow,
     OutState,
     Receipt,
@@ -42,9 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = ["JOURNAL_BYTES_MAX", "Journal"]
 
-JOURNAL_BYTES_MAX = 8 * 1024 * 1024  # in memory too: some 25,000 short messages
+JOURNAL_BYTES_MAX = 4 * 1024 * 1024  # in memory too: some 12,000 short messages
 LONG_BYTES = 1024  # a row, on average of
-MANY = 64  # at the least: the delay of one message counts more than what it takes to write it
+MANY = 16  # at the least: the delay of one message counts more than what it takes to write it
 FOLD_BYTES = 256 * 1024  # at a time: some ms, then a commit that waits has its turn
 
 # A kind of row is kept as its place here: new ones come at the end.
@@ -78,24 +77,20 @@ class Journal:
         """Called between the steps of a long fold: commits that wait have their turn."""
 
     def takes(self, rows: Sequence[Row]) -> bytes | None:
-        """The rows as one cell, or None: then the journal is empty, and they go to the tables.
+        """The rows as one cell, or None: then they go to the tables, with what waits here.
 
-        So it is in a flood, with numbers that begin anew, and with long messages: to write these
-        twice takes longer than to find their places.
+        So it is in a flood, and with long messages: to write these twice takes longer than to find
+        their places.
         """
         self.overrun = self.overrun or self.size > JOURNAL_BYTES_MAX
-        if any(type(row) is NewEpoch for row in rows):
-            self.fold_all(alone=True)
-            return None
         if self.overrun and self.size:
             self.fold_some()
+        if self.overrun and not self.size:
+            return None
         stretches: Iterable[tuple[type, Iterable[Any]]] = groupby(rows, type)
         content: bytes = self._pack([(_CODES[kind], list(stretch)) for kind, stretch in stretches])
-        if len(content) > LONG_BYTES * (MANY + len(rows)) and self.size <= FOLD_BYTES:
-            self.fold_all(alone=True)
-        elif self.size or not self.overrun:
-            return content
-        return None
+        long = len(content) > LONG_BYTES * (MANY + len(rows))
+        return None if long and self.size <= FOLD_BYTES else content
 
     def append(self, connection: apsw.Connection, content: bytes) -> None:
         """Durable with the transaction; then call `add`."""
@@ -136,8 +131,15 @@ class Journal:
         return size
 
     def fold_within(self, connection: apsw.Connection) -> None:
-        """As `fold_all`, for the length of a transaction that will be rolled back."""
-        self._database.mail.write(connection, _all_rows(self._waiting))
+        """As `fold_all`, in a transaction; when that has succeeded, call `clear`."""
+        if self._waiting:
+            connection.execute("DELETE FROM journal")
+            self._database.mail.write(connection, _all_rows(self._waiting))
+
+    def clear(self) -> None:
+        """All that was here stands in the tables."""
+        self._waiting.clear()
+        self.size = 0
 
     def recover(self) -> None:
         """Go on with what an earlier run has left, and name what was damaged of it."""
@@ -178,8 +180,8 @@ class Journal:
         try:
             self._fold_by(self._database.mail.write, entries, damaged)
         except Exception as error:
-            if isinstance(error, MeshError) and error.data.get("sqlite") != "ConstraintError":
-                raise  # the disk, and not what stands here
+            if not _is_of_a_row(error):
+                raise
             self._fold_by(self._write_singly, entries, damaged)
 
     def _fold_by(
@@ -207,11 +209,22 @@ class Journal:
                 with connection:
                     self._database.mail.write(connection, [row])
             except Exception as error:
+                if not _is_of_a_row(error):
+                    raise
                 name = str(getattr(row, "id", "?")).encode()
                 self._database.note_damage(connection, "journal", name, [row], repr(error))
                 if isinstance(row, OutRow):
                     lost.append(Lost(row.peer.encode(), row.seq, name, 0))
         close_gaps(connection, lost)
+
+
+def _is_of_a_row(error: Exception) -> bool:
+    """Whether it comes from what a row says, and not from the disk."""
+    import apsw
+
+    if isinstance(error, MeshError):
+        return error.data.get("sqlite") == apsw.ConstraintError.__name__
+    return isinstance(error, apsw.ConstraintError) or not isinstance(error, apsw.Error)
 
 
 def _all_rows(entries: Iterable[_Entry]) -> list[Row]:

@@ -200,8 +200,8 @@ class MailTables:
         """Rows have got these: their commit has succeeded."""
         self._numbers.update(numbers)
 
-    def write_numbered(self, connection: apsw.Connection, rows: Sequence[Row]) -> None:
-        """As `write`, of rows whose numbers are still to be looked at; they may begin anew."""
+    def write_anew(self, connection: apsw.Connection, rows: Sequence[Row]) -> None:
+        """Rows among which numbers begin anew; the journal is empty."""
         for anew, stretch in groupby(rows, lambda row: type(row) is NewEpoch):
             part = list(stretch)
             if not anew:

@@ -24,7 +24,7 @@ def command(common: Common) -> None:
 
     mesh = open_mesh(common.dir)
     wanted = common.agent or os.environ.get("MESHAGENT_AGENT")
-    node = choose_agent(running_agents(mesh.registry), wanted, any_will_do=True)
+    node = choose_agent(mesh.registry, running_agents(mesh.registry), wanted, True)
     secret = mesh.read_secret()
     name = mesh.read_settings().name
     code = format_invite(Invite(secret, name, node.agent, node.addresses))

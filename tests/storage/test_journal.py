@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import apsw
 import pytest
 from storage.mail_rows import EPOCH, OTHER, PEER, became, came, live, out, outs, receipt, word
 
-from meshagent.core.ports import Arrived, Delivered, NewEpoch, PeerRow, Row, Watermark
+from meshagent.core.ports import Arrived, Delivered, NewEpoch, OutRow, PeerRow, Row, Watermark
 from meshagent.errors import CorruptFile, LimitReached
 from meshagent.storage import journal as journal_module
 from meshagent.storage import sqlite as sqlite_module
 from meshagent.storage.backup import restore_database
 from meshagent.storage.database import Database
 from meshagent.storage.journal import Journal
+from meshagent.storage.mail import MailTables
 from meshagent.storage.sqlite import SqliteStore
 
 
@@ -199,6 +201,28 @@ def test_a_row_that_cannot_be_kept_stops_no_other_and_is_named(database: Databas
     assert [(entry.seq, entry.state) for entry in waiting] == [(1, "cancelled"), (2, "queued")]
     assert "damaged" in waiting[0].reason
     assert database.mail.newest() == 1
+    database.close()
+
+
+def test_a_full_disk_is_not_taken_for_a_row_that_cannot_be_kept(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = MailTables.write
+
+    def write(tables: MailTables, connection: apsw.Connection, rows: Sequence[Row]) -> None:
+        if [row.id for row in rows if isinstance(row, OutRow)] == ["good"]:
+            raise apsw.FullError
+        real(tables, connection, rows)
+
+    database.write([out(1, "same"), out(2, "good"), out(1, "same", OTHER)])
+    with monkeypatch.context() as patch:
+        patch.setattr(MailTables, "write", write)
+        with pytest.raises(LimitReached):
+            database.journal.fold_all()
+    assert table(database, "id") == []
+    database.journal.fold_all()
+    assert [entry.id for entry in database.mail.pending(PEER, 1, 9)] == ["same", "good"]
+    assert database.facts()["quarantined"] == "1"
     database.close()
 
 
