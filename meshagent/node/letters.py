@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -209,11 +210,18 @@ class Letter:
 
     async def seen(self) -> None:
         """It was shown to a person, or put into a model's context; its sender learns that."""
-        await self._room.read(self.id)
+        if self._entry.state == "unread":
+            await self._mark("seen")
 
     async def done(self) -> None:
         """It was acted upon: it will not be handed out again, and its sender learns that."""
-        await self._room.done(self.id)
+        if self._entry.state != "done":
+            await self._mark("done")
+
+    async def _mark(self, state: str) -> None:
+        """As it was when it was read: one that changed meanwhile has only news too many."""
+        await self._room.mark(self._entry, state)
+        self._entry = replace(self._entry, state=state)
 
     async def reply(
         self, text: str = "", *, data: Any = None, attach: Iterable[Attachable] = ()
