@@ -309,6 +309,7 @@ class Database:
         if "epoch" not in self.meta():
             # It was lost: what the numbers in the outbox mean is known to nobody any more.
             self.journal.recover()
+            self.journal.fold_all(alone=True)
             with self.transaction("migrate") as connection:
                 self.mail.start_over(connection)
 

@@ -149,7 +149,7 @@ class Journal:
         if damaged:
             self._fold(sound, damaged)
             return
-        self._waiting.extend(sound)
+        self._waiting = deque(sound)
         self.size = sum(entry.size for entry in sound)
         self._database.mail.note_numbers(
             {row.peer: row.seq + 1 for row in _all_rows(sound) if isinstance(row, OutRow)}

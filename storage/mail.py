@@ -257,7 +257,7 @@ class MailTables:
         first = {each.peer: each.seq for each in reversed(new)}
         if new:
             self._write_streams(connection, new)
-            _put_out(connection, new, [row for row in news if isinstance(row, Delivered)])
+            _put_out(connection, new, first, [r for r in news if isinstance(r, Delivered)])
             note_sent(connection, [row for row in new if row.blobs])
         for (kind, withdrawn), rows in groupby(news, _kind_of_news):
             if kind is Delivered:
@@ -473,15 +473,19 @@ class MailTables:
 
 
 def _put_out(
-    connection: apsw.Connection, new: Sequence[OutRow], delivered: Sequence[Delivered]
+    connection: apsw.Connection,
+    new: Sequence[OutRow],
+    first: Mapping[str, int],
+    delivered: Sequence[Delivered],
 ) -> None:
     """New messages, and as delivered at once those that have arrived meanwhile."""
-    ends: dict[str, dict[int, tuple[Any, ...]]] = {}
+    ends: dict[str, dict[int, tuple[Any, ...]]] = {peer: {} for peer in first}
     for row in delivered:
-        end = (OUT_DELIVERED, 1, row.at_ms, delivered_mark(row.at_ms))
-        ends.setdefault(row.peer, {}).update(dict.fromkeys(range(row.first, row.last + 1), end))
-    nothing: dict[int, tuple[Any, ...]] = {}
-    values = [out_values(row) + ends.get(row.peer, nothing).get(row.seq, _QUEUED) for row in new]
+        if row.last >= first.get(row.peer, row.last + 1):
+            numbers = range(max(row.first, first[row.peer]), row.last + 1)
+            end = (OUT_DELIVERED, 1, row.at_ms, delivered_mark(row.at_ms))
+            ends[row.peer].update(dict.fromkeys(numbers, end))
+    values = [out_values(row) + ends[row.peer].get(row.seq, _QUEUED) for row in new]
     write_rows(connection, _PUT_OUT, values)
 
 

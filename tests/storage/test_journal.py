@@ -112,6 +112,44 @@ def test_what_was_delivered_meanwhile_is_never_put_as_waiting(database: Database
     database.close()
 
 
+class Syncs(apsw.VFS):
+    """The disk, as far as it is asked to sync: the names of the files, in order."""
+
+    def __init__(self) -> None:
+        super().__init__("syncs", "unix")
+        self.seen: list[str] = []
+
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
+        seen, path = self.seen, name.filename() if hasattr(name, "filename") else str(name)
+
+        class File(apsw.VFSFile):
+            def xSync(self, flags: int) -> None:
+                seen.append(Path(path).name)
+                super().xSync(flags)
+
+        return File("unix", name, flags)
+
+
+def test_every_commit_is_synced_and_a_fold_waits_for_no_disk(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncs = Syncs()
+    real = apsw.Connection
+    monkeypatch.setattr(apsw, "Connection", lambda *a, **k: real(*a, **k, vfs="syncs"))
+    database = Database(path)
+    database.open()
+    for seq in range(1, 4):
+        syncs.seen.clear()
+        database.write([out(seq)])
+        assert syncs.seen == ["mesh.db-wal"], "accepted means durable"
+        database.journal.fold_all()
+        assert syncs.seen == ["mesh.db-wal"]
+    database.write([out(seq, text="x" * 9_000) for seq in range(4, 90)])
+    assert database.journal.size == 0
+    assert syncs.seen == ["mesh.db-wal"] * 2
+    database.close()
+
+
 # Crashes
 
 
