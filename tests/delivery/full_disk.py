@@ -178,7 +178,7 @@ def checkpointing(post: SmallDisk) -> None:
     accepted = [f"before {number} " + "x" * 20_000 for number in range(100)]
     post.send(node.agent, absent, *accepted)  # about half of what the log takes before a checkpoint
     post.use_up(leave=3_000_000)
-    accepted += post.send_until_full(node.agent, absent, 2_000)
+    accepted += post.send_until_full(node.agent, absent, 4_000)
     node.end()
     post.free()
     node = post.start("tester")
