@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import count, groupby
+from operator import itemgetter
 
 from meshagent.core.effects import (
     Collect,
@@ -51,6 +52,7 @@ from meshagent.core.messages import (
     Message,
     MessageIds,
     MessageState,
+    body_hash,
     is_id,
     pack_body,
     parse_body,
@@ -63,6 +65,7 @@ from meshagent.core.ports import (
     Delivered,
     InRow,
     NewEpoch,
+    OutEntry,
     OutRow,
     OutState,
     Receipt,
@@ -79,6 +82,7 @@ __all__ = ["Delivery", "DeliveryConfig"]
 
 NO_EPOCH = bytes(EPOCH_BYTES)
 _WELL, _BUSY, _GAP = 0, 1, 2  # MailAck.mode
+_recipient = itemgetter(0)
 _RECIPIENT_SAYS = frozenset({"delivered", "seen", "done", "refused", "expired"})
 FULL_LINK_S = 0.01  # the transport has no word for "writable again": its queue drains in less
 LOAD_ITEMS_MAX = 1024  # read from disk at once
@@ -253,21 +257,25 @@ class Delivery:
         return self._accept_all(outgoing)
 
     def _accept_all(self, outgoing: Sequence[tuple[AgentId, Message]]) -> list[Effect]:
-        bodies = [pack_body(message) for _, message in outgoing]
+        bodies = iter([pack_body(message) for _, message in outgoing])
         rows: list[Row] = []
         last: dict[AgentId, int] = {}
-        streams = {peer: self._peer(peer).out for peer in {peer for peer, _ in outgoing}}
-        for (peer, message), body in zip(outgoing, bodies, strict=True):
-            ident, expires_ms = message.id, message.expires_ms
-            blobs = _blobs(message) if message.attachments else ()
-            seq = streams[peer].add(ident, body, expires_ms, bool(blobs))
-            rows.append(OutRow(peer, self._epoch, seq, ident, body, expires_ms, blobs))
-            last[peer] = seq
-        self._pending += len(outgoing)
-        return [
-            Persist(rows),
-            *(Flush(peer, streams[peer].epoch, seq) for peer, seq in last.items()),
-        ]
+        for peer, stretch in groupby(outgoing, _recipient):
+            stream = self._peer(peer).out
+            fresh = [
+                OutRow(
+                    peer, self._epoch, seq, message.id, body, message.expires_ms,
+                    _blobs(message) if message.attachments else (),
+                )
+                for (_, message), seq, body in zip(
+                    stretch, count(stream.next_seq), bodies, strict=False
+                )
+            ]  # fmt: skip
+            stream.add(fresh)
+            rows += fresh
+            last[peer] = fresh[-1].seq
+        self._pending += len(rows)
+        return [Persist(rows), *[Flush(peer, self._epoch, seq) for peer, seq in last.items()]]
 
     def withdraw(
         self, peer: AgentId, seq: int, ident: str, state: MessageState, now_ms: int
@@ -393,13 +401,12 @@ class Delivery:
             stream.durable = max(stream.durable, upto)
         return self._pump(peer, now)
 
-    def loaded(self, peer: AgentId, items: list[Item], now: float, now_ms: int) -> list[Effect]:
+    def loaded(
+        self, peer: AgentId, entries: Sequence[OutEntry], now: float, now_ms: int
+    ) -> list[Effect]:
         """What a Load read."""
         known = self._peer(peer)
-        for item in items:
-            if item.id in self._withdrawn and item.state not in WITHDRAWN:
-                item.withdraw(self._withdrawn[item.id])
-        fresh = known.out.take_loaded(items)
+        fresh = known.out.take_loaded(entries, self._withdrawn)
         proving, known.proving = known.proving, False
         effects = self._apply_answer(known, peer, fresh, now, now_ms)
         if proving and known.proving:  # what should wait under that number is not there
@@ -453,7 +460,7 @@ class Delivery:
             return self._start_over(known, now) + self._pump(peer, now)
         if known.answer is None or ack.upto >= known.answer.upto:
             known.answer = ack
-        effects = self._apply_answer(known, peer, None, now, now_ms)
+        effects = self._apply_answer(known, peer, (), now, now_ms)
         if ack.mode == _BUSY:
             stream.rewind(ack.upto)
             stream.answer_due = None
@@ -466,7 +473,7 @@ class Delivery:
         return effects + self._pump(peer, now)
 
     def _apply_answer(
-        self, known: Correspondent, peer: AgentId, fresh: list[Item] | None, now: float, now_ms: int
+        self, known: Correspondent, peer: AgentId, fresh: Sequence[Item], now: float, now_ms: int
     ) -> list[Effect]:
         """Settle what an answer covers; beyond what is in memory, as it is loaded."""
         stream, ack = known.out, known.answer
@@ -478,12 +485,12 @@ class Delivery:
         if known.unproven:
             named = last_that_came(ack.upto, dict(ack.exceptions))
             item = stream.find(named)
-            if item is None and fresh:
+            if item is None:
                 item = next((each for each in fresh if each.seq == named), None)
             if item is None:
                 # The answer reaches beyond memory: look at that message before believing it.
                 return [] if stream.loading else [self._prove(known, peer, named)]
-            if item.hash != ack.last:
+            if body_hash(item.body) != ack.last:
                 return self._start_over(known, now)
             known.checked = (named, ack.last)
         return self._settle(known, peer, ack, now, now_ms)
@@ -497,7 +504,7 @@ class Delivery:
             item
             for seq, why in ack.exceptions
             if not why and seq <= ack.upto and (item := stream.find(seq)) is not None
-            if item.state not in WITHDRAWN
+            if not stream.withdrawn(seq)
         ]
         strange = [item for item in unsaid if self._never_withdrawn(item, ack, now, now_ms)]
         effects: list[Effect] = []
@@ -508,12 +515,14 @@ class Delivery:
             return effects + self._start_over(known, now)
         waiting = stream.waiting
         settled = stream.settle(min(ack.upto, stream.loaded))
-        for plain, items in _by_kind(settled, exceptions):
+        for plain, items in _by_kind(settled, exceptions.keys() | stream.states.keys()):
             if plain:
                 effects += _arrived(peer, list(items), now_ms)
             else:
                 for item in items:
-                    effects += self._settle_one(peer, item, exceptions.get(item.seq), now_ms)
+                    why, withdrawn = exceptions.get(item.seq), stream.withdrawn(item.seq)
+                    effects += self._settle_one(peer, item, why, withdrawn, now_ms)
+        stream.forget_states()
         self._pending -= waiting - stream.waiting
         if effects:
             stream.failures = 0
@@ -522,23 +531,25 @@ class Delivery:
             known.answer = None
         return effects
 
-    def _settle_one(self, peer: AgentId, item: Item, why: str | None, now_ms: int) -> list[Effect]:
+    def _settle_one(
+        self, peer: AgentId, item: Item, why: str | None, withdrawn: MessageState | None,
+        now_ms: int,
+    ) -> list[Effect]:  # fmt: skip
         why = why and one_line(why)
         state = MessageState.DELIVERED if why is None else MessageState.REFUSED
         if why == "":
-            state = item.state
+            state = withdrawn or MessageState.EXPIRED
         taken = item.attached and why is None
         if taken:
             state = MessageState.SENT  # how it ends, its recipient says later
             self.taken.add((peer, item.id))
-        withdrawn = item.state in WITHDRAWN
         if withdrawn:
             self._withdrawn.pop(item.id, None)
             self._withdrawn_count = max(0, self._withdrawn_count - 1)
         # A crash that forgets it makes us ask again, and the answer is the same; but one that
         # can expire would be called so until then. What was taken back is heard of before.
         row = OutState(peer, item.seq, item.id, state, why or "", now_ms, taken)
-        note = Note([row], urgent=withdrawn or item.expires_ms > 0)
+        note = Note([row], urgent=withdrawn is not None or item.expires_ms > 0)
         return [note] if taken else [note, ReceiptChanged(peer, [item.id], state, why or "")]
 
     def _never_withdrawn(self, item: Item, ack: MailAck, now: float, now_ms: int) -> bool:
@@ -751,17 +762,13 @@ class Delivery:
         return known
 
 
-def _by_kind(
-    items: list[Item], exceptions: dict[int, str]
-) -> Iterable[tuple[bool, Iterable[Item]]]:
+def _by_kind(items: Sequence[Item], spoken_of: Set[int]) -> Iterable[tuple[bool, Iterable[Item]]]:
     """Stretches of those of which an answer that covers them says all there is to say, and others.
 
     Most often it is one stretch of the former.
     """
     special = {
-        item.seq
-        for item in items
-        if item.expires_ms or item.attached or item.state in WITHDRAWN or item.seq in exceptions
+        item.seq for item in items if item.expires_ms or item.attached or item.seq in spoken_of
     }
     if not special:
         return [(True, items)] if items else []

@@ -46,7 +46,6 @@ from meshagent.core.links import (
 )
 from meshagent.core.membership import LAN, Membership, MembershipConfig
 from meshagent.core.messages import Message, MessageState
-from meshagent.core.outgoing import Item
 from meshagent.core.parcels import Ended
 from meshagent.core.ports import Delivered, OutEntry, OutState, PeerRow
 from meshagent.core.records import ADDRESSES_MAX, Record
@@ -252,8 +251,7 @@ class Mesh:
         """What a Load read."""
         if self.delivery is None:
             return []
-        items = [Item.from_entry(each) for each in entries]
-        return self._route(self.delivery.loaded(peer, items, now, self._wall_ms(now)), now)
+        return self._route(self.delivery.loaded(peer, entries, now, self._wall_ms(now)), now)
 
     def withdraw(self, entry: OutEntry, state: MessageState, now: float) -> list[Effect]:
         """A pending message expired or was cancelled."""

@@ -11,12 +11,13 @@ window of them is in memory, and only while the peer has a link.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice, takewhile
 
 from meshagent.core.frames import MAIL_ITEMS_MAX, Mail
-from meshagent.core.messages import MessageState, body_hash
-from meshagent.core.ports import OutEntry
+from meshagent.core.messages import MessageState
+from meshagent.core.ports import OutEntry, OutRow
 
 __all__ = ["Item", "SendStream"]
 
@@ -24,48 +25,12 @@ WINDOW_ITEMS_MAX = 4096  # in memory per linked peer: a few round trips at full 
 WINDOW_BYTES_MAX = 8 * 1024 * 1024  # eight of the largest messages
 FRAME_BYTES_MAX = 256 * 1024  # a batch; one larger message travels alone
 GAP_PAUSE_S = 0.2  # a round trip: every frame behind a lost one is answered with the same gap
-ITEM_BYTES = 64  # of an item beside its body
+ITEM_BYTES = 64  # of a message beside its body, in memory and on the wire
 WITHDRAWN = frozenset({MessageState.EXPIRED, MessageState.CANCELLED})
 
 
-class Item:
-    """One message of a stream. `body` is None once it was withdrawn.
-
-    `attached`: its recipient says that it was delivered when it has its attachments too. `size` is
-    what it takes in memory and on the wire.
-    """
-
-    __slots__ = ("_kept_hash", "attached", "body", "expires_ms", "id", "seq", "size", "state")
-
-    def __init__(
-        self, seq: int, ident: str, body: bytes, expires_ms: int, state: MessageState,
-        attached: bool = False,
-    ) -> None:  # fmt: skip
-        self.seq, self.id, self.body = seq, ident, body
-        self.expires_ms, self.state, self.attached = expires_ms, state, attached
-        self.size = ITEM_BYTES + len(body)
-
-    body: bytes | None
-    _kept_hash: bytes
-
-    @classmethod
-    def from_entry(cls, entry: OutEntry) -> Item:
-        """As it was read from disk."""
-        state = MessageState(entry.state)
-        item = cls(entry.seq, entry.id, entry.body, entry.expires_ms, state, entry.attached)
-        if state in WITHDRAWN:
-            item.withdraw(state)
-        return item
-
-    def withdraw(self, state: MessageState) -> None:
-        """Its number carries nothing from now on."""
-        self._kept_hash, self.body, self.state = self.hash, None, state
-        self.size = ITEM_BYTES
-
-    @property
-    def hash(self) -> bytes:
-        """What an answer names it by; few are ever asked for it."""
-        return self._kept_hash if self.body is None else body_hash(self.body)
+Item = OutRow | OutEntry
+"""A message of a stream: as it was accepted, or as it was read from disk."""
 
 
 @dataclass(slots=True)
@@ -77,6 +42,8 @@ class SendStream:
     floor: int = 1
     items: deque[Item] = field(default_factory=deque)
     loaded_bytes: int = 0
+    states: dict[int, MessageState] = field(default_factory=dict)
+    """How those in memory stand that are more than queued: withdrawn, or further than that."""
     sent: int = 0
     ever_sent: int = 0
     """Up to here all were on the wire once, if only on a link that is gone."""
@@ -132,15 +99,15 @@ class SendStream:
         """Whether something was sent that has no answer yet."""
         return self.sent >= self.floor
 
-    def add(self, ident: str, body: bytes, expires_ms: int, attached: bool) -> int:
-        """A new message, and its number: kept in memory when it is next in line, with room."""
-        seq, items = self.next_seq, self.items
-        self.next_seq = seq + 1
-        if self.linked and self.floor + len(items) == seq and self._has_room():
-            item = Item(seq, ident, body, expires_ms, MessageState.QUEUED, attached)
-            items.append(item)
-            self.loaded_bytes += item.size
-        return seq
+    def add(self, rows: Sequence[OutRow]) -> None:
+        """New messages, by their numbers: kept in memory while they are next in line, with room."""
+        self.next_seq += len(rows)
+        if self.linked and self.loaded + 1 == rows[0].seq:
+            for row in rows:
+                if not self._has_room():
+                    break
+                self.items.append(row)
+                self.loaded_bytes += _size(row)
 
     def wants_more(self) -> bool:
         """Whether the next ones should be read from disk."""
@@ -152,17 +119,32 @@ class SendStream:
             and self._has_room()
         )
 
-    def take_loaded(self, items: list[Item]) -> list[Item]:
-        """What was read from disk, in order, if it is for us; what we have is passed over."""
+    def take_loaded(
+        self, entries: Sequence[OutEntry], withdrawn: Mapping[str, MessageState]
+    ) -> Sequence[OutEntry]:
+        """What was read from disk, in order, if it is for us; what we have is passed over.
+
+        `withdrawn`: what the disk may not have known yet, by id.
+        """
         usable = self.loading and self.linked and not self.outdated
         self.loading = self.outdated = False
         if not usable:
-            return []
-        for item in items:
-            if item.seq == self.loaded + 1 and self._has_room():
-                self.items.append(item)
-                self.loaded_bytes += item.size
-        return items
+            return ()
+        for entry in entries:
+            if entry.seq == self.loaded + 1 and self._has_room():
+                self.items.append(entry)
+                self.loaded_bytes += _size(entry)
+                state = MessageState(entry.state)
+                if state not in WITHDRAWN:
+                    state = withdrawn.get(entry.id, state)
+                if state is not MessageState.QUEUED:
+                    self.states[entry.seq] = state
+        return entries
+
+    def withdrawn(self, seq: int) -> MessageState | None:
+        """How the message with this number was taken back, if it was."""
+        state = self.states.get(seq)
+        return state if state in WITHDRAWN else None
 
     def next_frame(self) -> Mail | None:
         """The next batch for the wire; only what is durable here leaves."""
@@ -171,26 +153,34 @@ class SendStream:
         items = list(islice(self.items, first - self.floor, last + 1 - self.floor))
         if not items:
             return None
-        sizes = accumulate([item.size for item in items])
+        sizes = accumulate([_size(item) for item in items])
         fitting = sum(1 for size in takewhile(FRAME_BYTES_MAX.__ge__, sizes))
         del items[max(1, fitting) :]
         self.sent += len(items)
         if self.sent > self.ever_sent:
             fresh = items[max(0, self.ever_sent + 1 - first) :]
-            self.first_sent += [item.id for item in fresh if item.state is MessageState.QUEUED]
+            self.first_sent += [item.id for item in fresh if item.seq not in self.states]
             self.ever_sent = self.sent
-        return Mail(self.epoch, self.told_floor, first, tuple([item.body for item in items]))
+        bodies: list[bytes | None] = [item.body for item in items]
+        for seq, state in self.states.items():
+            if first <= seq <= self.sent and state in WITHDRAWN:
+                bodies[seq - first] = None
+        return Mail(self.epoch, self.told_floor, first, tuple(bodies))
 
     def settle(self, upto: int) -> list[Item]:
-        """All up to this number are settled; those that were in memory."""
+        """All up to this number are settled; those that were in memory. Then `forget_states`."""
         count = max(0, min(upto + 1 - self.floor, len(self.items)))
         settled = [self.items.popleft() for _ in range(count)]
-        self.loaded_bytes -= sum([item.size for item in settled])
+        self.loaded_bytes -= sum([_size(item) for item in settled])
         self.floor = max(self.floor, upto + 1)
         self.sent = max(self.sent, upto)
         if self.floor - 1 > self.gap_at:
             self.gap_due = None
         return settled
+
+    def forget_states(self) -> None:
+        """Of what is settled."""
+        self.states = {seq: state for seq, state in self.states.items() if seq >= self.floor}
 
     def withdraw(self, seq: int, ident: str, state: MessageState) -> bool:
         """Its number travels as nothing from now on; False when that was so before."""
@@ -199,11 +189,9 @@ class SendStream:
             item = next((each for each in self.items if each.id == ident), None)
         if item is None:
             return True
-        if item.state in WITHDRAWN:
+        if self.withdrawn(item.seq):
             return False
-        self.loaded_bytes -= item.size
-        item.withdraw(state)
-        self.loaded_bytes += item.size
+        self.states[item.seq] = state
         return True
 
     def rewind(self, after: int) -> None:
@@ -232,6 +220,7 @@ class SendStream:
         """The peer is away: memory is for those who are here."""
         self.linked = False
         self.items.clear()
+        self.states.clear()
         self.loaded_bytes = 0
         self.sent = self.floor - 1
         self.forget_times()
@@ -248,3 +237,7 @@ class SendStream:
 
     def _has_room(self) -> bool:
         return len(self.items) < WINDOW_ITEMS_MAX and self.loaded_bytes < WINDOW_BYTES_MAX
+
+
+def _size(item: Item) -> int:
+    return ITEM_BYTES + len(item.body)

@@ -133,6 +133,11 @@ class OutRow(NamedTuple):
     blobs: tuple[bytes, ...] = ()
     """The SHA-256 of each of its attachments."""
 
+    @property
+    def attached(self) -> bool:
+        """Whether its recipient says that it was delivered when it has its attachments too."""
+        return bool(self.blobs)
+
 
 class OutState(NamedTuple):
     """How far a message to `peer` has come; `reason` says why when it was refused.

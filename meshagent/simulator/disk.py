@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from meshagent.core.messages import PROGRESS, MessageState
-from meshagent.core.outgoing import WITHDRAWN, Item
+from meshagent.core.outgoing import WITHDRAWN
 from meshagent.core.ports import (
     Delivered,
     InRow,
     NewEpoch,
+    OutEntry,
     OutRow,
     OutState,
     Receipt,
@@ -34,6 +35,14 @@ class _Out:
     seq: int
     settled: bool = False
     state: MessageState = MessageState.QUEUED
+
+    def entry(self) -> OutEntry:
+        """As a store returns it."""
+        row = self.row
+        return OutEntry(
+            row.peer, self.seq, row.id, row.body, self.state, "", row.expires_ms, 0, 0,
+            self.settled,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -91,11 +100,11 @@ class Disk:
             found.append(StreamStart(peer, floor, top + 1))
         return found
 
-    def load(self, peer: str, first: int, limit: int) -> list[Item]:
+    def load(self, peer: str, first: int, limit: int) -> list[OutEntry]:
         """Messages that are not settled, from this number on."""
         known = self.outbox.get(peer, ())
         rows = [each for each in known if each.seq >= first and not each.settled]
-        return [_item(each) for each in rows[:limit]]
+        return [each.entry() for each in rows[:limit]]
 
     def due(self, now_ms: int) -> list[tuple[str, _Out]]:
         """Queued messages whose time is up, with their recipients."""
@@ -140,11 +149,3 @@ class Disk:
                 each.seq = number
                 self.renumbered.add(each.row.id)
             self.outbox[peer] = rows
-
-
-def _item(found: _Out) -> Item:
-    row = found.row
-    item = Item(found.seq, row.id, row.body, row.expires_ms, found.state)
-    if found.state in WITHDRAWN:
-        item.withdraw(found.state)
-    return item

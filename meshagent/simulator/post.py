@@ -28,8 +28,8 @@ from meshagent.core.effects import (
 )
 from meshagent.core.frames import EPOCH_BYTES, MAIL_ITEMS_MAX, Frame, Mail
 from meshagent.core.messages import PROGRESS, Message, MessageIds, MessageState
-from meshagent.core.outgoing import Item
-from meshagent.core.ports import Delivered, OutState, Row
+from meshagent.core.outgoing import WITHDRAWN
+from meshagent.core.ports import Delivered, OutEntry, OutState, Row
 from meshagent.core.types import AgentId
 from meshagent.errors import LimitReached
 from meshagent.simulator.disk import Disk
@@ -135,7 +135,8 @@ class PostNode:
         items = self.disk.load(peer, 1, MAIL_ITEMS_MAX)
         if not items:
             return None
-        return Mail(self.disk.epoch, items[0].seq, items[0].seq, tuple(each.body for each in items))
+        bodies = tuple(None if each.state in WITHDRAWN else each.body for each in items)
+        return Mail(self.disk.epoch, items[0].seq, items[0].seq, bodies)
 
     def take_drop(self, mail: Mail, sender: AgentId) -> None:
         """Find mail in the spool."""
@@ -271,7 +272,7 @@ class PostNode:
             items = self.disk.load(load.peer, load.first, load.limit)
             self.world.plan(self.world.rng.uniform(*READ_S), self._loaded, life, load.peer, items)
 
-    def _loaded(self, life: int, peer: AgentId, items: list[Item]) -> None:
+    def _loaded(self, life: int, peer: AgentId, items: list[OutEntry]) -> None:
         if life == self.life and self.engine is not None:
             self.perform(self.engine.loaded(peer, items, self.world.now, self.now_ms()))
 

@@ -28,12 +28,12 @@ from meshagent.core.effects import (
 from meshagent.core.frames import EPOCH_BYTES, HASH_BYTES, WHOLE_MAX, Mail, MailAck, Ping
 from meshagent.core.incoming import FORGOTTEN
 from meshagent.core.messages import Message, MessageState, body_hash, pack_body
-from meshagent.core.outgoing import Item
 from meshagent.core.parcels import SENDER_FILES_MAX
 from meshagent.core.ports import (
     Delivered,
     InRow,
     NewEpoch,
+    OutEntry,
     OutState,
     PeerRow,
     Receipt,
@@ -97,13 +97,10 @@ class Desk:
         ack = MailAck(epoch, upto, last, mode, exceptions)
         return self.engine.receive(ack, PEER, now, now_ms)
 
-    def item(self, seq: int, state: MessageState = MessageState.QUEUED) -> Item:
+    def entry(self, seq: int, state: MessageState = MessageState.QUEUED) -> OutEntry:
         message = self.messages[seq - 1]
         body = pack_body(message)
-        item = Item(seq, message.id, body, message.expires_ms, MessageState.QUEUED)
-        if state is not MessageState.QUEUED:
-            item.withdraw(state)
-        return item
+        return OutEntry(PEER, seq, message.id, body, state, "", message.expires_ms, 0, 0, False)
 
 
 def mails(effects: Sequence[Effect]) -> list[Mail]:
@@ -257,7 +254,7 @@ def test_what_was_taken_back_travels_as_nothing_and_ends_when_the_peer_knows() -
     assert (desk.engine.pending, desk.engine.withdrawn) == (2, 1)
     desk.link()
     effects = desk.engine.loaded(
-        PEER, [desk.item(1, MessageState.CANCELLED), desk.item(2)], 0.0, NOW_MS
+        PEER, [desk.entry(1, MessageState.CANCELLED), desk.entry(2)], 0.0, NOW_MS
     )
     (mail,) = mails(effects)
     assert [body is None for body in mail.items] == [True, False]
@@ -288,7 +285,7 @@ def test_what_is_taken_back_while_it_is_read_from_disk_does_not_leave() -> None:
     desk.write(2)
     desk.link()
     desk.engine.withdraw(PEER, 2, "m2", MessageState.CANCELLED, NOW_MS)
-    (mail,) = mails(desk.engine.loaded(PEER, [desk.item(1), desk.item(2)], 0.0, NOW_MS))
+    (mail,) = mails(desk.engine.loaded(PEER, [desk.entry(1), desk.entry(2)], 0.0, NOW_MS))
     assert mail.items[1] is None
 
 
@@ -432,7 +429,7 @@ def test_an_answer_beyond_memory_is_checked_against_the_disk_before_it_counts() 
     loads = [each for each in effects if isinstance(each, Load)]
     assert loads, "what it names is not in memory"
     assert not ends(effects)
-    effects = desk.engine.loaded(PEER, [desk.item(n) for n in (1, 2, 3)], 0.0, NOW_MS)
+    effects = desk.engine.loaded(PEER, [desk.entry(n) for n in (1, 2, 3)], 0.0, NOW_MS)
     assert ends(effects) == {"m1": "delivered", "m2": "delivered"}
     assert numbers(effects) == [3]
 
@@ -443,7 +440,7 @@ def test_an_answer_that_the_disk_contradicts_makes_us_start_over() -> None:
         desk.write(3)
         desk.engine.connected(PEER, 0.0)
         desk.answer(2, last)
-        effects = desk.engine.loaded(PEER, [desk.item(n) for n in items], 0.0, NOW_MS)
+        effects = desk.engine.loaded(PEER, [desk.entry(n) for n in items], 0.0, NOW_MS)
         if not starts_over(effects):  # the first read was of what comes next: that was not there
             effects = desk.engine.loaded(PEER, [], 0.0, NOW_MS)
         assert starts_over(effects), items
@@ -454,7 +451,7 @@ def test_what_was_read_under_other_numbers_is_not_used() -> None:
     desk.write(2)
     desk.link()  # reads both
     assert starts_over(desk.answer(9, WRONG))
-    assert not mails(desk.engine.loaded(PEER, [desk.item(1), desk.item(2)], 0.0, NOW_MS))
+    assert not mails(desk.engine.loaded(PEER, [desk.entry(1), desk.entry(2)], 0.0, NOW_MS))
     assert not mails(desk.engine.flush(PEER, EPOCH, 99, 0.0)), "a word about the old numbers"
 
 

@@ -6,22 +6,21 @@ import pytest
 
 from meshagent.core import outgoing
 from meshagent.core.frames import MAIL_ITEMS_MAX
-from meshagent.core.messages import MessageState, body_hash
-from meshagent.core.outgoing import FRAME_BYTES_MAX, Item, SendStream
-from meshagent.core.ports import OutEntry
+from meshagent.core.messages import MessageState
+from meshagent.core.outgoing import FRAME_BYTES_MAX, ITEM_BYTES, SendStream
+from meshagent.core.ports import OutEntry, OutRow
 
 EPOCH = b"ourepoch"
 
 
-def item(seq: int, size: int = 10) -> Item:
-    return Item(seq, f"m{seq}", bytes(size), 0, MessageState.QUEUED)
+def entry(seq: int, state: MessageState = MessageState.QUEUED) -> OutEntry:
+    return OutEntry("bob", seq, f"m{seq}", b"body", state, "", 0, 1, 1, False)
 
 
 def stream(count: int, size: int = 10, durable: bool = True) -> SendStream:
     made = SendStream(EPOCH)
     made.linked = True
-    for seq in range(1, count + 1):
-        made.add(f"m{seq}", bytes(size), 0, False)
+    made.add([OutRow("bob", EPOCH, seq, f"m{seq}", bytes(size), 0) for seq in range(1, count + 1)])
     if durable:
         made.durable = count
     return made
@@ -65,7 +64,7 @@ def test_what_came_further_before_is_not_reported_as_sent() -> None:
     made = SendStream(EPOCH, next_seq=4)
     made.linked = made.loading = True
     states = (MessageState.DELIVERED, MessageState.QUEUED, MessageState.CANCELLED)
-    made.take_loaded([Item(at, f"m{at}", b"x", 0, state) for at, state in enumerate(states, 1)])
+    made.take_loaded([entry(at, state) for at, state in enumerate(states, 1)], {})
     assert frames(made) == [[1, 2, 3]]
     assert made.first_sent == ["m2"]
 
@@ -84,7 +83,7 @@ def test_what_is_settled_leaves_memory() -> None:
     made = stream(3)
     assert [each.id for each in made.settle(2)] == ["m1", "m2"]
     assert (made.floor, made.waiting, made.loaded) == (3, 1, 3)
-    assert made.loaded_bytes == made.items[0].size
+    assert made.loaded_bytes == ITEM_BYTES + 10
     assert made.settle(1) == []
     assert made.floor == 3
 
@@ -103,9 +102,9 @@ def test_memory_is_bounded_by_number_and_by_bytes(monkeypatch: pytest.MonkeyPatc
 def test_only_what_comes_next_is_taken_from_disk() -> None:
     made = SendStream(EPOCH, next_seq=6, floor=2)
     made.linked = made.loading = True
-    made.take_loaded([item(2), item(3), item(5)])
+    made.take_loaded([entry(2), entry(3), entry(5)], {})
     assert (made.loaded, made.loading) == (3, False)
-    made.take_loaded([item(4)])
+    made.take_loaded([entry(4)], {})
     assert made.loaded == 3, "nobody asked"
 
 
@@ -117,27 +116,34 @@ def test_what_was_asked_for_in_another_life_is_passed_over(reason: str) -> None:
         made.unlink()
     else:
         made.outdated = True
-    assert made.take_loaded([item(1)]) == []
+    assert made.take_loaded([entry(1)], {}) == ()
     assert (made.loaded, made.outdated, made.loading) == (0, False, False)
 
 
 def test_a_withdrawn_message_is_found_by_its_id_whatever_number_was_read() -> None:
     made = stream(3)
     assert made.withdraw(1, "m2", MessageState.CANCELLED)
-    assert [each.body is None for each in made.items] == [False, True, False]
+    mail = made.next_frame()
+    assert mail is not None
+    assert [body is None for body in mail.items] == [False, True, False]
     assert not made.withdraw(2, "m2", MessageState.EXPIRED)
     assert made.withdraw(9, "m9", MessageState.EXPIRED), "not in memory: the disk will tell"
-    assert made.loaded_bytes == sum(each.size for each in made.items)
 
 
-def test_a_row_of_the_outbox_that_was_withdrawn_carries_nothing() -> None:
-    def entry(state: str) -> OutEntry:
-        return OutEntry("bob", 4, "m", b"body", state, "", 9, 1, 1, False)
-
-    whole, empty = Item.from_entry(entry("queued")), Item.from_entry(entry("expired"))
-    assert (whole.body, empty.body) == (b"body", None)
-    assert whole.hash == empty.hash == body_hash(b"body")
-    assert (empty.seq, empty.expires_ms, empty.state) == (4, 9, MessageState.EXPIRED)
+def test_what_was_withdrawn_carries_nothing_whether_the_disk_knows_it_or_not() -> None:
+    made = SendStream(EPOCH, next_seq=5)
+    made.linked = made.loading = True
+    entries = [entry(1), entry(2, MessageState.EXPIRED), entry(3), entry(4, MessageState.EXPIRED)]
+    late = dict.fromkeys(("m3", "m4"), MessageState.CANCELLED)
+    made.take_loaded(entries, late)
+    mail = made.next_frame()
+    assert mail is not None
+    assert mail.items == (b"body", None, None, None)
+    states = [None, MessageState.EXPIRED, MessageState.CANCELLED, MessageState.EXPIRED]
+    assert [made.withdrawn(seq) for seq in (1, 2, 3, 4)] == states
+    made.settle(3)
+    made.forget_states()
+    assert [made.withdrawn(seq) for seq in (2, 3, 4)] == [None, None, MessageState.EXPIRED]
 
 
 def test_the_next_time_is_the_earliest_of_all() -> None:

@@ -30,7 +30,7 @@ from meshagent.core.frames import (
 )
 from meshagent.core.messages import PROGRESS, RECEIPT_KIND, Message, MessageState
 from meshagent.core.outgoing import WITHDRAWN, SendStream
-from meshagent.core.ports import InRow, Row, Watermark
+from meshagent.core.ports import InRow, OutEntry, Row, Watermark
 from meshagent.core.types import AgentId
 from meshagent.simulator import post
 from meshagent.simulator.disk import Disk
@@ -193,7 +193,9 @@ class Accounts:
             assert out.floor - 1 <= out.sent <= out.loaded < out.next_seq
             assert out.durable < out.next_seq
             assert len(out.items) <= outgoing.WINDOW_ITEMS_MAX
-            assert out.loaded_bytes == sum(each.size for each in out.items)
+            sizes = [outgoing.ITEM_BYTES + len(each.body) for each in out.items]
+            assert out.loaded_bytes == sum(sizes)
+            assert all(out.floor <= seq <= out.loaded for seq in out.states)
             assert out.loaded_bytes < outgoing.WINDOW_BYTES_MAX + MESSAGE_BYTES_MAX + 64
             assert len(known.inward) <= delivery.EPOCHS_KEPT_MAX
             for stream in known.inward.values():
@@ -971,7 +973,7 @@ def jumps_gaps(
     return take(self, mail, peer, now_ms, spooled)
 
 
-def sends_what_was_withdrawn(disk: Disk, peer: str, first: int, limit: int) -> list[outgoing.Item]:
+def sends_what_was_withdrawn(disk: Disk, peer: str, first: int, limit: int) -> list[OutEntry]:
     rows = [each for each in disk.outbox.get(peer, ()) if each.seq >= first and not each.settled]
     whole = [replace(each, state=MessageState.QUEUED) for each in rows]
     return load(Disk(disk.epoch, {peer: whole}), peer, first, limit)
