@@ -101,11 +101,9 @@ class Node:
                 ttl_s=ttl, attach=await self._enclose(attach, progress),
             )  # fmt: skip
         else:  # most often: nothing to wait for but the disk
-            (receipt,), kept = self._mailroom.hand_in(
-                recipients, (text,), data=data, kind=kind, thread=thread, reply_to=reply_to,
-                ttl_s=ttl,
-            )  # fmt: skip
-            await kept
+            (receipt,) = await self._mailroom.drafts.hand_in(
+                recipients, (text,), data, kind, thread, reply_to, ttl
+            )
         return receipt
 
     async def send_all(

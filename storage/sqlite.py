@@ -14,10 +14,9 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from meshagent.core.ports import (
     InEntry,
@@ -50,15 +49,12 @@ T = TypeVar("T")
 Then = Callable[[Any, Exception | None], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Commit:
+class _Commit(NamedTuple):
     rows: Sequence[Row]
-    size: int
     then: Then
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Call:
+class _Call(NamedTuple):
     run: Callable[[Database], Any]
     then: Then
     last: bool = False
@@ -94,7 +90,7 @@ class SqliteStore:
         worker = self._working()
         if rows:
             future = worker.new_future()
-            worker.submit(_Commit(rows, _size(rows), partial(_tell, future)))
+            worker.submit(_Commit(rows, partial(_tell, future)))
             await future
 
     def begin(self, rows: Sequence[Row], then: Callable[[MeshError | None], None]) -> None:
@@ -104,7 +100,7 @@ class SqliteStore:
             then(error if error is None or isinstance(error, MeshError) else _broken(error))
 
         try:
-            self._working().submit(_Commit(rows, _size(rows), told))
+            self._working().submit(_Commit(rows, told))
         except MeshError as error:
             asyncio.get_running_loop().call_soon(then, error)
 
@@ -322,20 +318,21 @@ class _Worker:
             ended = isinstance(group[0], _Call) and group[0].last
             self._report(_run(self._database, group))
 
-    def _take(self, commits_only: bool = False) -> list[_Job]:
+    def _take(self, commits_only: bool = False) -> Sequence[_Job]:
         """The next call, or all commits that stand before it and fit into one transaction."""
-        with contextlib.suppress(queue.Empty):
-            while len(self._taken) < GROUP_JOBS_MAX:
-                self._taken.append(self._jobs.get_nowait())
+        while self._jobs.qsize() and len(self._taken) < GROUP_JOBS_MAX:
+            self._taken.append(self._jobs.get_nowait())
         if self._taken and isinstance(self._taken[0], _Call):
             return [] if commits_only else [self._taken.popleft()]
-        group: list[_Job] = []
-        size = 0
+        group: list[_Commit] = []
+        size = 0  # most often there is one commit, and nobody asks for it
         while self._taken and isinstance(job := self._taken[0], _Commit):
-            size += job.size
-            if group and size > GROUP_BYTES_MAX:
-                break
-            group.append(self._taken.popleft())
+            if group:
+                size = (size or _size(group[0].rows)) + _size(job.rows)
+                if size > GROUP_BYTES_MAX:
+                    break
+            group.append(job)
+            self._taken.popleft()
         return group
 
     def _let_commits_pass(self) -> None:

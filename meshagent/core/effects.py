@@ -89,11 +89,11 @@ def may_pass(effects: Iterable[Effect]) -> bool:
 
 def overtakes(effects: Iterable[Effect], waiting: Iterable[Iterable[Effect]]) -> bool:
     """Whether news would be told before older news, which wait: perhaps of the same message."""
-    return _tells(effects) and any(_tells(each) for each in waiting)
+    return _tells(effects) and any(map(_tells, waiting))
 
 
 def _tells(effects: Iterable[Effect]) -> bool:
-    return any(type(effect) is ReceiptChanged for effect in effects)
+    return ReceiptChanged in map(type, effects)
 
 
 class Send(NamedTuple):

@@ -172,7 +172,7 @@ class Mesh:
         peer = self.links.agent_on(link)
         if peer is None or isinstance(frame, _LINK_FRAMES):
             return self._route(self.links.received(link, frame, now), now)
-        if isinstance(frame, Mail | MailAck):  # of these there are most
+        if type(frame) is Mail or type(frame) is MailAck:  # of these there are most
             outcomes = self.membership.heard(peer, now)
             if self.delivery is not None:
                 outcomes += self.delivery.receive(frame, peer, now, self._wall_ms(now))

@@ -103,11 +103,11 @@ class SendStream:
         """New messages, by their numbers: kept in memory while they are next in line, with room."""
         self.next_seq += len(rows)
         if self.linked and self.loaded + 1 == rows[0].seq:
-            for row in rows:
-                if not self._has_room():
+            for row in rows[: WINDOW_ITEMS_MAX - len(self.items)]:
+                if self.loaded_bytes >= WINDOW_BYTES_MAX:
                     break
                 self.items.append(row)
-                self.loaded_bytes += _size(row)
+                self.loaded_bytes += ITEM_BYTES + len(row.body)
 
     def wants_more(self) -> bool:
         """Whether the next ones should be read from disk."""
@@ -133,7 +133,7 @@ class SendStream:
         for entry in entries:
             if entry.seq == self.loaded + 1 and self._has_room():
                 self.items.append(entry)
-                self.loaded_bytes += _size(entry)
+                self.loaded_bytes += ITEM_BYTES + len(entry.body)
                 state = MessageState(entry.state)
                 if state not in WITHDRAWN:
                     state = withdrawn.get(entry.id, state)
@@ -153,9 +153,10 @@ class SendStream:
         items = list(islice(self.items, first - self.floor, last + 1 - self.floor))
         if not items:
             return None
-        sizes = accumulate([_size(item) for item in items])
-        fitting = sum(1 for size in takewhile(FRAME_BYTES_MAX.__ge__, sizes))
-        del items[max(1, fitting) :]
+        if self.loaded_bytes > FRAME_BYTES_MAX:
+            sizes = accumulate([ITEM_BYTES + len(item.body) for item in items])
+            fitting = sum(1 for size in takewhile(FRAME_BYTES_MAX.__ge__, sizes))
+            del items[max(1, fitting) :]
         self.sent += len(items)
         if self.sent > self.ever_sent:
             fresh = items[max(0, self.ever_sent + 1 - first) :]
@@ -171,7 +172,7 @@ class SendStream:
         """All up to this number are settled; those that were in memory. Then `forget_states`."""
         count = max(0, min(upto + 1 - self.floor, len(self.items)))
         settled = [self.items.popleft() for _ in range(count)]
-        self.loaded_bytes -= sum([_size(item) for item in settled])
+        self.loaded_bytes -= sum([ITEM_BYTES + len(item.body) for item in settled])
         self.floor = max(self.floor, upto + 1)
         self.sent = max(self.sent, upto)
         if self.floor - 1 > self.gap_at:
@@ -237,7 +238,3 @@ class SendStream:
 
     def _has_room(self) -> bool:
         return len(self.items) < WINDOW_ITEMS_MAX and self.loaded_bytes < WINDOW_BYTES_MAX
-
-
-def _size(item: Item) -> int:
-    return ITEM_BYTES + len(item.body)

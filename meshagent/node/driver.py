@@ -14,11 +14,11 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from meshagent.core.attachments import Attachment, AttachmentLimits
 from meshagent.core.codec import encode
@@ -84,11 +84,12 @@ RETAIN_MS = 30 * 24 * 3600 * 1000  # delivered history is kept for a month
 RETAIN_BYTES = 1024 * 1024 * 1024  # and up to a gigabyte
 NOTE_S = 0.05  # a note that no commit took along is kept after so long
 LOOK_S = 0.005  # so much later than it wants the engine may be woken: its shortest time is 10 ms
-TURN_SENDS_MAX = 128  # taken in at once: a few ms of work, many rows for one sync
 OLDER_COPY = (
     "a peer has messages that this database never sent: it is an older copy; "
     "what waits was numbered anew, and nothing is lost"
 )
+Waiter = tuple[asyncio.Future[Any], Any]
+"""Who waits until something is durable, and what comes of it then."""
 RUN_SHIFT = 32  # an incarnation is the durable run number and a counter within the run
 
 
@@ -103,12 +104,6 @@ class Profile:
     capabilities: tuple[str, ...]
     host: str
     version: str
-
-
-class _HandedIn(NamedTuple):
-    outgoing: Sequence[tuple[AgentId, Message]]
-    first: Sequence[Row]
-    accepted: asyncio.Future[None]
 
 
 class Driver:
@@ -149,7 +144,6 @@ class Driver:
         self._notes: list[OutState | Delivered] = []
         self._note_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._handed_in: list[_HandedIn] = []
         self.post = post or LocalPost()
         self.porter = porter
         self.limits = limits or AttachmentLimits()
@@ -238,8 +232,7 @@ class Driver:
             self._apply(effects)
             self.log.info("left")
             try:
-                rows = [row for e in effects if isinstance(e, Persist) for row in e.rows]
-                await self._store.commit([*self._notes, *rows])
+                await self._store.commit([*self._notes, *_rows(effects)])
             except MeshError as error:
                 self.log.warning("the last news is not kept: %s", error)
         self._ended.set()
@@ -255,9 +248,7 @@ class Driver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        over = UsageError("The node ended before the message was kept.")
-        _tell([*self._batch, *self._waiting], over)
-        _answer([each.accepted for each in self._handed_in], over)
+        _tell([*self._batch, *self._waiting], UsageError("The node ended before it was kept."))
         while self._started:
             try:
                 await self._started.pop()()
@@ -336,47 +327,23 @@ class Driver:
 
     # -- messages -----------------------------------------------------------------------------
 
-    def send(
-        self, outgoing: Sequence[tuple[AgentId, Message]], first: Sequence[Row] = ()
-    ) -> asyncio.Future[None]:
-        """Done when all messages are durable here, with the rows in `first`, in one commit."""
+    def accept(
+        self,
+        outgoing: Sequence[tuple[AgentId, Message]],
+        rows: Sequence[Row],
+        waiters: Sequence[Waiter],
+    ) -> None:
+        """Take messages, or raise and take none; when they are durable, and `rows` with them, each
+        waiter has its result."""
         if (error := self._suspended_by) is not None:
             raise type(error)(error.message, hint=error.hint, **error.data)
-        accepted = self._loop.create_future()
-        if not self._handed_in:
-            # All that are handed in before the loop comes round again share one turn.
-            self._loop.call_soon(self._accept)
-        self._handed_in.append(_HandedIn(outgoing, first, accepted))
-        if outgoing and outgoing[0][1].expires_ms:  # all of one call have one time
-            accepted.add_done_callback(self._look_at_expiries)  # not before the disk knows of it
-        return accepted
-
-    def _look_at_expiries(self, accepted: asyncio.Future[None]) -> None:
-        self._house.set()
-
-    def _accept(self) -> None:
-        """A part of a crowd at a time: the disk writes the first while the next are taken in."""
-        handed_in = self._handed_in[:TURN_SENDS_MAX]
-        self._handed_in = self._handed_in[TURN_SENDS_MAX:]
-        if self._handed_in:
-            self._loop.call_soon(self._accept)
-        wanted = [each for each in handed_in if not each.accepted.done()]  # nobody gave them up
-        try:
-            effects = self._take_in(wanted)
-        except MeshError:
-            effects = []
-            for each in wanted:  # one bad message must not fail its neighbours
-                try:
-                    effects += self._take_in([each])
-                except MeshError as error:
-                    each.accepted.set_exception(error)
-        self._turn(effects)
-
-    def _take_in(self, handed_in: Sequence[_HandedIn]) -> list[Effect]:
-        outgoing = [message for each in handed_in for message in each.outgoing]
         taken = self.mesh.accept(outgoing, self._loop.time())
-        first = [row for each in handed_in for row in each.first]
-        return [Persist(first), *taken, Accepted([each.accepted for each in handed_in])]
+        if any(message.expires_ms for _, message in outgoing):
+            waiters[0][0].add_done_callback(self._look_at_expiries)  # not before the disk has it
+        self._turn([Persist(rows), *taken, Accepted(waiters)])
+
+    def _look_at_expiries(self, kept: asyncio.Future[Any]) -> None:
+        self._house.set()
 
     async def take(self, drop: Drop) -> bool:
         """Mail that was left for us in the spool; whether we have all of it now, durably."""
@@ -396,7 +363,7 @@ class Driver:
         if not self._committing and not self._notes:
             return
         passed = self._loop.create_future()
-        self._turn([Persist(()), Accepted([passed])])  # it stands in line behind the others
+        self._turn([Persist(()), Accepted([(passed, None)])])  # it stands in line behind the others
         with contextlib.suppress(MeshError):
             await passed
 
@@ -703,8 +670,9 @@ class Driver:
         """Commit the rows of all that waits; False when there were none, and it is done."""
         batch, self._waiting = self._waiting, []
         notes, self._notes = self._notes, []
-        kept = [e for effects in batch for e in effects if isinstance(e, Persist | Note)]
-        rows = [*notes, *(row for each in kept for row in each.rows)]
+        rows: list[Row] = [*notes]
+        for effects in batch:
+            rows += _rows(effects)
         if rows:
             self._batch = batch
             self._store.begin(rows, partial(self._committed, notes))
@@ -750,8 +718,7 @@ class Driver:
             if isinstance(e, Transmit) and not isinstance(e.frame, Mail | MailAck)
         ]
         self._apply(kept)
-        rows = [row for e in effects if isinstance(e, Persist | Note) for row in e.rows]
-        if any(not isinstance(row, PeerRow) for row in rows):
+        if any(not isinstance(row, PeerRow) for row in _rows(effects)):
             self.log.error("not kept: %s", error)
             self._suspend(error)
 
@@ -874,6 +841,14 @@ def _noted(batch: Sequence[Sequence[Effect]]) -> list[OutState | Delivered]:
     return [row for effects in batch for e in effects if type(e) is Note for row in e.rows]
 
 
+def _rows(effects: Iterable[Effect]) -> list[Row]:
+    rows: list[Row] = []
+    for effect in effects:
+        if type(effect) is Persist or type(effect) is Note:
+            rows += effect.rows
+    return rows
+
+
 def _tell(batch: Sequence[Sequence[Effect]], error: MeshError | None) -> None:
     """Whoever handed something in hears that it is kept, or why not."""
     for effects in batch:
@@ -882,11 +857,11 @@ def _tell(batch: Sequence[Sequence[Effect]], error: MeshError | None) -> None:
                 _answer(effect.who, error)
 
 
-def _answer(waiters: Sequence[asyncio.Future[None]], error: MeshError | None) -> None:
-    for each in waiters:
+def _answer(waiters: Sequence[Waiter], error: MeshError | None) -> None:
+    for each, result in waiters:
         if each.done():
             continue
         if error is None:
-            each.set_result(None)
+            each.set_result(result)
         else:
             each.set_exception(error)

@@ -125,9 +125,9 @@ class ReceiptBook:
         self._held: dict[str, ref[Receipt]] = {}
         self._tidy_at = TIDY_RECEIPTS
 
-    def add(self, receipt: Receipt) -> None:
-        """From now on it hears how far its message has come."""
-        self._held[receipt.id] = ref(receipt)
+    def add(self, receipts: Iterable[Receipt]) -> None:
+        """From now on they hear how far their messages have come."""
+        self._held.update([(each.id, ref(each)) for each in receipts])
         if len(self._held) >= self._tidy_at:
             # Not by a callback for each: that takes longer than all else that is done with it.
             self._held = {ident: held for ident, held in self._held.items() if held() is not None}

@@ -5,8 +5,6 @@ Decides whom a name means and what a session is shown. Every change is durable b
 
 from __future__ import annotations
 
-import asyncio
-import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +14,6 @@ from meshagent.core.attachments import Attachment, grant_words
 from meshagent.core.messages import (
     RECEIPT_KIND,
     Message,
-    MessageIds,
     MessageState,
     parse_body,
 )
@@ -24,6 +21,7 @@ from meshagent.core.names import display_name
 from meshagent.core.ports import InEntry, InState, LogEntry, OutEntry, Store
 from meshagent.core.types import AgentId, is_agent_id
 from meshagent.errors import MeshError, NoSuchPeer, RemoteProtocolError, UsageError
+from meshagent.node.drafts import DEFAULT_KIND, Drafts
 from meshagent.node.driver import Driver
 from meshagent.node.kinds import Kinds
 from meshagent.node.letters import Receipt
@@ -34,8 +32,6 @@ __all__ = ["Mailroom"]
 
 LIST_MAX = 1000  # shown at once unless more is asked for
 SCAN_ROWS = 200  # read from disk at once while looking through the inbox
-DEFAULT_KIND = "text"
-NO_HEADERS: dict[str, str] = {}  # never changed, as nothing of a message is
 _TAKEN_BACK = frozenset({MessageState.QUEUED})
 
 
@@ -47,7 +43,7 @@ class Mailroom:
     ) -> None:
         self._driver, self._store, self._known = driver, store, known
         self.porter, self.kinds = porter, Kinds(porter.describe)
-        self._ids = MessageIds(random.Random(random.SystemRandom().getrandbits(128)))
+        self.drafts = Drafts(driver, self._grant)
 
     # -- sending ------------------------------------------------------------------------------
 
@@ -69,54 +65,11 @@ class Mailroom:
         """Accept each text for each recipient; all are durable when this returns.
 
         `attach` are names, and the SHA-256 in hex of what stands in the blob store already. The
-        fields are those of `hand_in`.
+        fields are those of `Drafts.hand_in`.
         """
-        self._check(recipients, kind)  # before anything is kept for it
+        self.drafts.check(recipients, kind)  # before anything is kept for it
         attached = [await self._enclose(*each) for each in attach]
-        receipts, kept = self.hand_in(recipients, texts, kind=kind, attached=attached, **fields)
-        await kept
-        return receipts
-
-    def hand_in(
-        self,
-        recipients: Sequence[AgentId],
-        texts: Sequence[str],
-        *,
-        data: Any = None,
-        kind: str = DEFAULT_KIND,
-        thread: str = "",
-        reply_to: str = "",
-        ttl_s: float | None = None,
-        attached: Sequence[Attachment] = (),
-    ) -> tuple[list[Receipt], asyncio.Future[None]]:
-        """As `send`; the future tells when all are durable."""
-        self._check(recipients, kind)
-        now_ms = time.time_ns() // 1_000_000
-        expires_ms = 0 if ttl_s is None else now_ms + int(ttl_s * 1000)
-        outgoing: list[tuple[AgentId, Message]] = []
-        receipts: list[Receipt] = []
-        for peer in recipients:
-            attachments = tuple(self._grant(each, peer) for each in attached) if attached else ()
-            for text in texts:
-                ident = self._ids.next(now_ms)
-                message = Message(
-                    ident, kind, text, now_ms, data, thread, reply_to, NO_HEADERS, attachments,
-                    expires_ms,
-                )  # fmt: skip
-                outgoing.append((peer, message))
-                receipt = Receipt(ident, peer)
-                receipts.append(receipt)
-                self._driver.receipts.add(receipt)
-        return receipts, self._driver.send(outgoing)
-
-    def _check(self, recipients: Sequence[AgentId], kind: str) -> None:
-        if kind == RECEIPT_KIND:
-            raise UsageError(f"The kind {kind!r} is the mesh's own.", hint="Choose another kind.")
-        if self._driver.agent in recipients:
-            raise UsageError(
-                f"{self._driver.agent} is this agent itself.",
-                hint="Send as another one: --as AGENT",
-            )
+        return await self.drafts.hand_in(recipients, texts, kind=kind, attached=attached, **fields)
 
     async def _enclose(self, name: str, sha256: str) -> Attachment:
         """A blob of the store as a message names it; from now on this agent keeps it."""
@@ -227,11 +180,8 @@ class Mailroom:
         row = InState(entry.sender, entry.id, state, failures, now_ms)
         freed = 1 if state in ("done", "parked") and entry.state not in ("done", "parked") else 0
         if state in ("seen", "done"):
-            word = Message(
-                self._ids.next(now_ms), RECEIPT_KIND, "", now_ms,
-                {"id": entry.id, "state": state},
-            )  # fmt: skip
-            await self._driver.send([(AgentId(entry.sender), word)], [row])
+            news = {"id": entry.id, "state": state}
+            await self.drafts.tell(AgentId(entry.sender), news, row)
             await self._driver.keep([], freed)
         else:
             await self._driver.keep([row], freed)

@@ -284,6 +284,52 @@ def test_a_send_that_is_cancelled_or_overtaken_by_the_end_leaves_nothing_behind(
     run(body())
 
 
+def test_of_a_crowd_that_sends_at_once_only_the_bad_message_fails() -> None:
+    async def body() -> None:
+        async with meshagent.join("tester", discovery="none") as node:
+            sends = [node.send("x-k3f9a2qd", f"{n}") for n in range(300)]
+            sends.insert(200, node.send("x-k3f9a2qd", "x" * 2_000_000))
+            sends.insert(100, node.send("x-k3f9a2qd", "when?", ttl="soon"))  # type: ignore[arg-type]
+            ended = await asyncio.gather(*sends, return_exceptions=True)
+            bad = [type(each) for each in ended if not isinstance(each, meshagent.Receipt)]
+            assert bad == [ValueError, meshagent.LimitReached]
+            kept = await node.outbox()
+            assert [int(each["text"]) for each in kept] == list(range(300))
+            assert [each["id"] for each in kept] == [
+                each.id for each in ended if isinstance(each, meshagent.Receipt)
+            ]
+
+    run(body())
+
+
+def test_of_what_one_call_sends_all_is_kept_or_nothing() -> None:
+    async def body() -> None:
+        async with meshagent.join("tester", discovery="none") as node:
+            with pytest.raises(meshagent.LimitReached):
+                await node.send_many("x-k3f9a2qd", ["one", "x" * 2_000_000, "three"])
+            assert await node.outbox() == []
+            sent = await node.send_many("x-k3f9a2qd", ["one", "two", "three"])
+            kept = await node.outbox()
+            assert [(each["id"], each["text"]) for each in kept] == [
+                (receipt.id, text)
+                for receipt, text in zip(sent, ("one", "two", "three"), strict=True)
+            ]
+
+    run(body())
+
+
+def test_a_send_that_was_given_up_before_it_was_taken_in_is_not_sent() -> None:
+    async def body() -> None:
+        async with meshagent.join("tester", discovery="none") as node:
+            sends = [asyncio.create_task(node.send("x-k3f9a2qd", f"{n}")) for n in range(3)]
+            await asyncio.sleep(0)  # each has handed in its message
+            sends[1].cancel()
+            await asyncio.gather(*sends, return_exceptions=True)
+            assert [each["text"] for each in await node.outbox()] == ["0", "2"]
+
+    run(body())
+
+
 def test_a_send_that_means_several_agents_is_sent_to_none() -> None:
     async def script() -> None:
         async with (

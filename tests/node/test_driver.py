@@ -110,6 +110,13 @@ def drop(*idents: str, first: int = 1, epoch: bytes = b"theepoch") -> Drop:
     return Drop(BOB.agent, BOB.key, Mail(epoch, 1, first, bodies))
 
 
+def accepted(driver: Driver, message: Message) -> asyncio.Future[None]:
+    """Done when this message to Bob is durable."""
+    kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    driver.accept([(BOB.agent, message)], (), [(kept, None)])
+    return kept
+
+
 async def nothing_to_do(driver: Driver) -> None:
     """No house-keeping, which counts too."""
 
@@ -124,7 +131,7 @@ async def counted(driver: Driver) -> int:
 def test_a_receipt_is_believed_from_the_one_the_message_went_to_and_nobody_else() -> None:
     async def script(driver: Driver, store: Sick) -> None:
         receipt = Receipt("m", BOB.agent)
-        driver.receipts.add(receipt)
+        driver.receipts.add([receipt])
         driver._report([ReceiptChanged(EVE.agent, ["m"], MessageState.DONE, "")])
         assert receipt.state is MessageState.QUEUED
         driver._report([ReceiptChanged(BOB.agent, ["m"], MessageState.DONE, "")])
@@ -205,8 +212,7 @@ def test_a_send_whose_commit_is_under_way_when_the_node_ends_does_not_wait_for_e
         await driver.start("127.0.0.1", [0])
         store.hold()
         sending = [
-            driver.send([(BOB.agent, Message(ident, "text", "", 1))])
-            for ident in ("under way", "behind it")
+            accepted(driver, Message(ident, "text", "", 1)) for ident in ("under way", "behind it")
         ]
         while not store.waiting:  # noqa: ASYNC110 - until the commit is under way
             await asyncio.sleep(0)
@@ -260,7 +266,7 @@ def test_what_was_taken_back_in_an_earlier_run_does_not_count_as_waiting() -> No
             await driver.start("127.0.0.1", [0])
             if not await store.outgoing("m"):
                 for ident in ("m1", "m2", "m3"):
-                    await driver.send([(BOB.agent, Message(ident, "text", "", 1))])
+                    await accepted(driver, Message(ident, "text", "", 1))
                 await driver.withdraw(await store.outgoing("m2"), MessageState.CANCELLED)
             assert driver.outbox_counts() == {"queued": 2, "sent": 0}
             assert driver.mesh.delivery is not None
