@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from meshagent.core.attachments import Attachment
+from meshagent.core.effects import Effect
 from meshagent.core.messages import RECEIPT_KIND, Message, MessageIds
 from meshagent.core.ports import Row
 from meshagent.core.types import AgentId
@@ -99,15 +100,17 @@ class Drafts:
 
     def _accept(self, drafts: Sequence[Draft]) -> None:
         try:
-            self._compose(drafts)
+            taken = self._compose(drafts)
         except Exception as error:  # whatever it is, who handed it in has to hear of it
             if len(drafts) == 1:
                 drafts[0].kept.set_exception(error)
             else:
                 for each in drafts:
                     self._accept([each])
+        else:
+            self._driver.perform(taken)
 
-    def _compose(self, drafts: Sequence[Draft]) -> None:
+    def _compose(self, drafts: Sequence[Draft]) -> list[Effect]:
         now_ms = time.time_ns() // 1_000_000
         parts = [
             (self._ids.next(now_ms), draft, peer, text)
@@ -136,4 +139,5 @@ class Drafts:
             (each.kept, list(islice(rest, len(each.recipients) * len(each.texts))))
             for each in drafts
         ]
-        self._driver.accept(outgoing, [row for each in drafts for row in each.rows], waiters)
+        rows = [row for each in drafts for row in each.rows]
+        return self._driver.accept(outgoing, rows, waiters)

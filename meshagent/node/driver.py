@@ -190,7 +190,7 @@ class Driver:
             self._started.append(self.porter.close)
             await self.porter.start(self)
         for sender, message in delivery.parcels.held():
-            self._turn(self._mesh.collect(sender, message, self._loop.time()))
+            self.perform(self._mesh.collect(sender, message, self._loop.time()))
         self._started.append(self.post.close)
         await self.post.start(self)
         for discovery in self._discoveries:
@@ -198,7 +198,7 @@ class Driver:
             await discovery.start(self._announcement(), self._found)
         self._tasks.add(asyncio.create_task(self._watch_addresses()))
         self._tasks.add(asyncio.create_task(self._keep_house()))
-        self._turn([])
+        self.perform([])
 
     async def _listen(self, listen: str, ports: Sequence[int]) -> tuple[str, ...]:
         for port in ports[:-1]:
@@ -323,7 +323,7 @@ class Driver:
         if status is not None:
             status = " ".join("".join(c if c.isprintable() else " " for c in status).split())
             status = status[:STATUS_CHARACTERS_MAX]
-        self._turn(self.mesh.describe(self._loop.time(), state, status))
+        self.perform(self.mesh.describe(self._loop.time(), state, status))
 
     # -- messages -----------------------------------------------------------------------------
 
@@ -332,15 +332,15 @@ class Driver:
         outgoing: Sequence[tuple[AgentId, Message]],
         rows: Sequence[Row],
         waiters: Sequence[Waiter],
-    ) -> None:
-        """Take messages, or raise and take none; when they are durable, and `rows` with them, each
-        waiter has its result."""
+    ) -> list[Effect]:
+        """Take messages, or raise and take none. Then `perform` this, before anything else: when
+        they are durable, and `rows` with them, each waiter has its result."""
         if (error := self._suspended_by) is not None:
             raise type(error)(error.message, hint=error.hint, **error.data)
         taken = self.mesh.accept(outgoing, self._loop.time())
         if any(message.expires_ms for _, message in outgoing):
             waiters[0][0].add_done_callback(self._look_at_expiries)  # not before the disk has it
-        self._turn([Persist(rows), *taken, Accepted(waiters)])
+        return [Persist(rows), *taken, Accepted(waiters)]
 
     def _look_at_expiries(self, kept: asyncio.Future[Any]) -> None:
         self._house.set()
@@ -352,7 +352,7 @@ class Driver:
         delivery = self.mesh.delivery
         if delivery is None:
             return False
-        self._turn(self.mesh.take(drop.sender, drop.mail, self._loop.time()))
+        self.perform(self.mesh.take(drop.sender, drop.mail, self._loop.time()))
         has_all = delivery.has(drop.mail, drop.sender, spooled=True)
         await self.committed()
         # Had the disk not taken it, this engine would not be in use any more.
@@ -363,7 +363,7 @@ class Driver:
         if not self._committing and not self._notes:
             return
         passed = self._loop.create_future()
-        self._turn([Persist(()), Accepted([(passed, None)])])  # it stands in line behind the others
+        self.perform([Persist(()), Accepted([(passed, None)])])  # in line behind the others
         with contextlib.suppress(MeshError):
             await passed
 
@@ -376,7 +376,7 @@ class Driver:
         """Returns when the rows are durable; `done` of them made room in the inbox."""
         await self._store.commit(rows)
         if done:
-            self._turn(self.mesh.inbox_shrank(done, self._loop.time()))
+            self.perform(self.mesh.inbox_shrank(done, self._loop.time()))
             self._count_unread()
 
     def _count_unread(self) -> None:
@@ -403,7 +403,7 @@ class Driver:
 
     def _hold(self, delivery: Delivery, unread: int) -> None:
         if self._mesh is not None and self._mesh.delivery is delivery:
-            self._turn(self._mesh.inbox_holds(unread, self._loop.time()))
+            self.perform(self._mesh.inbox_holds(unread, self._loop.time()))
 
     async def wait_for_mail(self, came: asyncio.Event) -> bool:
         """Until mail comes after `came` was taken from us; False when the node ends instead."""
@@ -423,7 +423,7 @@ class Driver:
     async def withdraw(self, entries: Sequence[OutEntry], state: MessageState) -> None:
         """Cancel pending messages, or note that their time is up; durable when this returns."""
         for entry in entries:
-            self._turn(self.mesh.withdraw(entry, state, self._loop.time()))
+            self.perform(self.mesh.withdraw(entry, state, self._loop.time()))
         await self.committed()
         for peer in {entry.peer for entry in entries}:
             await self.post.withdrawn(AgentId(peer))
@@ -456,9 +456,9 @@ class Driver:
     def _go_on_with(self, delivery: Delivery) -> None:
         """Use this engine from now on, and go on with what it holds."""
         now = self._loop.time()
-        self._turn(self.mesh.deliver_with(delivery, now))
+        self.perform(self.mesh.deliver_with(delivery, now))
         for sender, message in delivery.parcels.held():
-            self._turn(self.mesh.collect(sender, message, now))
+            self.perform(self.mesh.collect(sender, message, now))
 
     def _wall_ms(self, now: float) -> int:
         return int((now + self.clock_offset) * 1000)
@@ -488,11 +488,11 @@ class Driver:
         """Tell the transfer engine what came of an effect."""
         if self._mesh is not None:
             now = self._loop.time()
-            self._turn(self._mesh.relay(answer(*arguments, now), now))
+            self.perform(self._mesh.relay(answer(*arguments, now), now))
 
     def fetch(self, sender: AgentId, attachment: Attachment) -> None:
         """Get this blob; the porter hears when it is here."""
-        self._turn(self.mesh.fetch(sender, attachment, self._loop.time()))
+        self.perform(self.mesh.fetch(sender, attachment, self._loop.time()))
 
     async def names_blob(self, sha256: bytes, peer: AgentId, direction: str) -> bool:
         """Whether a message to (`out`) or from (`in`) this peer names the blob."""
@@ -510,7 +510,7 @@ class Driver:
             self._suspend(error)
             return
         if self._mesh is not None:
-            self._turn(self._mesh.loaded(effect.peer, entries, self._loop.time()))
+            self.perform(self._mesh.loaded(effect.peer, entries, self._loop.time()))
 
     async def _keep_house(self) -> None:
         """What is due by the wall clock: expiry at its time, retention now and then."""
@@ -520,7 +520,7 @@ class Driver:
             try:
                 due = await self._store.due(now_ms, DUE_ITEMS_MAX)
                 await self.withdraw(due, MessageState.EXPIRED)
-                self._turn(self.mesh.expire(self._loop.time()))
+                self.perform(self.mesh.expire(self._loop.time()))
                 await self._store.retain(now_ms, RETAIN_MS, RETAIN_BYTES)
                 if self.porter is not None:
                     await self.porter.tidy(set(await self._store.blobs()))
@@ -551,7 +551,7 @@ class Driver:
 
     def _expire(self) -> None:
         if self._mesh is not None:
-            self._turn(self._mesh.expire(self._loop.time()))
+            self.perform(self._mesh.expire(self._loop.time()))
             self._watch_expiry()
 
     def _suspend(self, error: MeshError) -> None:
@@ -589,17 +589,17 @@ class Driver:
     def link_opened(self, link: LinkId, curve_key: bytes | None) -> None:
         """A connection passed the door."""
         if self._mesh is not None:
-            self._turn(self._mesh.opened(link, curve_key, self._loop.time()))
+            self.perform(self._mesh.opened(link, curve_key, self._loop.time()))
 
     def link_received(self, link: LinkId, parts: Sequence[bytes | memoryview]) -> None:
         """A frame came."""
         if self._mesh is not None:
-            self._turn(self._mesh.received_parts(link, parts, self._loop.time()))
+            self.perform(self._mesh.received_parts(link, parts, self._loop.time()))
 
     def link_closed(self, link: LinkId, reason: str) -> None:
         """A connection ended."""
         if self._mesh is not None:
-            self._turn(self._mesh.closed(link, reason, self._loop.time()))
+            self.perform(self._mesh.closed(link, reason, self._loop.time()))
 
     def _found(self, candidate: Candidate) -> None:
         if self._mesh is None:
@@ -608,7 +608,7 @@ class Driver:
         if mine and set(candidate.addresses) & set(self.addresses):
             return  # an echo of ourselves; another address would be a copy of this agent
         self._mesh.found(candidate, self._loop.time())
-        self._turn([])
+        self.perform([])
 
     async def _watch_addresses(self) -> None:
         while True:
@@ -617,7 +617,7 @@ class Driver:
             if current != self.addresses and self._mesh is not None:
                 self.log.info("addresses are now %s", ", ".join(current))
                 self.addresses = current
-                self._turn(self._mesh.describe(self._loop.time(), addresses=current))
+                self.perform(self._mesh.describe(self._loop.time(), addresses=current))
                 for discovery in self._discoveries:
                     await discovery.update(self._announcement())
 
@@ -626,7 +626,8 @@ class Driver:
 
     # -- effects ------------------------------------------------------------------------------
 
-    def _turn(self, effects: list[Effect]) -> None:
+    def perform(self, effects: list[Effect]) -> None:
+        """One turn: commit, then send, then report, behind all that was decided before."""
         if may_pass(effects) and not overtakes(effects, chain(self._batch, self._waiting)):
             if notes := _noted([effects]):
                 self._note(notes)
@@ -701,7 +702,7 @@ class Driver:
         """What nothing rested on, when nothing else took it along."""
         self._note_timer = None
         if self._notes and not self._committing:
-            self._turn([Persist(())])
+            self.perform([Persist(())])
 
     def _fail(self, batch: list[list[Effect]], error: MeshError) -> None:
         """Nothing of delivery leaves; membership goes on, since its rows are only hints."""
@@ -765,11 +766,11 @@ class Driver:
                     self.porter.perform(effect)
         for (peer, epoch), upto in flush.items():
             if self._mesh is not None:
-                self._turn(self._mesh.flush(peer, epoch, upto, self._loop.time()))
+                self.perform(self._mesh.flush(peer, epoch, upto, self._loop.time()))
             self.post.pending(peer)
         for sender, message in collect:
             if self._mesh is not None:
-                self._turn(self._mesh.collect(sender, message, self._loop.time()))
+                self.perform(self._mesh.collect(sender, message, self._loop.time()))
         if any(message.expires_ms for _, message in collect):
             self._watch_expiry()
         self._report(reports)
@@ -834,7 +835,7 @@ class Driver:
     def _on_timer(self) -> None:
         self._timer = None
         if self._mesh is not None:
-            self._turn(self._mesh.on_timer(self._loop.time()))
+            self.perform(self._mesh.on_timer(self._loop.time()))
 
 
 def _noted(batch: Sequence[Sequence[Effect]]) -> list[OutState | Delivered]:

@@ -113,7 +113,7 @@ def drop(*idents: str, first: int = 1, epoch: bytes = b"theepoch") -> Drop:
 def accepted(driver: Driver, message: Message) -> asyncio.Future[None]:
     """Done when this message to Bob is durable."""
     kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    driver.accept([(BOB.agent, message)], (), [(kept, None)])
+    driver.perform(driver.accept([(BOB.agent, message)], (), [(kept, None)]))
     return kept
 
 
@@ -234,9 +234,9 @@ def test_news_of_a_message_are_told_in_order_whatever_waits_for_the_disk() -> No
     async def script(driver: Driver, store: Sick) -> None:
         with driver.subscribers.subscribe(frozenset({"receipt"})) as events:
             store.hold()
-            driver._turn([Persist([PeerRow(BOB.agent, BOB.key, ())])])
-            driver._turn([Persist(()), news(MessageState.SENT)])
-            driver._turn([news(MessageState.DELIVERED)])
+            driver.perform([Persist([PeerRow(BOB.agent, BOB.key, ())])])
+            driver.perform([Persist(()), news(MessageState.SENT)])
+            driver.perform([news(MessageState.DELIVERED)])
             store.let_go()
             told = [(await anext(aiter(events))).data["state"] for _ in range(2)]
         assert told == ["sent", "delivered"]
