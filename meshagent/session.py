@@ -105,10 +105,10 @@ class Session:
                 self._socket.sendall(line)
             answer_line = self._reader.readline()
             if not answer_line:
-                raise self._silent("it closed the connection")
+                raise self._silent("it closed the connection", verb)
             answer = json.loads(answer_line)
         except (OSError, ValueError) as error:
-            raise self._silent(error) from None
+            raise self._silent(error, verb) from None
         if "error" in answer:
             raise _raised_there(answer["error"])
         return answer["result"]
@@ -133,10 +133,13 @@ class Session:
         except (OSError, ValueError) as error:  # it was killed, perhaps in the middle of a line
             raise self._silent(error) from None
 
-    def _silent(self, why: object) -> NotRunning:
+    def _silent(self, why: object, verb: str = "") -> NotRunning:
         return NotRunning(
             f"The node of {self.agent} gave no answer: {why}.",
-            hint="See its node.log, or end it and join again.",
+            hint="The message may have been accepted: join again and see 'meshagent outbox' "
+            "before you send it again."
+            if verb == "send"
+            else "See its node.log, or end it and join again.",
         )
 
 
@@ -256,12 +259,12 @@ def choose_agent(
     """The one that is meant: by id, unique prefix or name; without a word, the only one."""
     if wanted:
         matching = [each for each in running if each.agent == wanted] or [
-            each for each in running if wanted == each.agent[:-9] or each.agent.startswith(wanted)
+            each for each in running if _is_called(each.agent, wanted)
         ]
         if not matching:
             raise NoSuchPeer(
                 f"No running agent here answers to {wanted!r}.",
-                hint=_who_runs(registry, running),
+                hint=_who_runs(registry, running, wanted),
             )
     else:
         matching = running
@@ -281,7 +284,14 @@ def choose_agent(
     return matching[0]
 
 
-def _who_runs(registry: Path, running: list[RegistryEntry]) -> str:
+def _is_called(agent: str, wanted: str) -> bool:
+    return wanted == agent[:-9] or agent.startswith(wanted)
+
+
+def _who_runs(registry: Path, running: list[RegistryEntry], wanted: str) -> str:
+    stopped = [agent for agent in _agents_of(registry) if _is_called(agent, wanted)]
+    if stopped:
+        return f"It does not run; start it: meshagent join --as {stopped[0]}"
     if not running:
         return f"None is running; start one: {_how_to_start(registry)}"
     return f"Running here: {', '.join(each.agent for each in running)}."
@@ -289,15 +299,18 @@ def _who_runs(registry: Path, running: list[RegistryEntry]) -> str:
 
 def _how_to_start(registry: Path) -> str:
     """One that was here before goes on with its messages; else a new one."""
+    named = [each for each in _agents_of(registry) if not each.startswith(f"{OWN_ROLE}-")]
+    return f"meshagent join --as {named[0]}" if named else "meshagent join --role tester"
+
+
+def _agents_of(registry: Path) -> list[str]:
     from meshagent.storage.agents import list_agents
     from meshagent.storage.folder import MeshFolder
 
-    with contextlib.suppress(MeshError):
-        agents = [each.agent for each in list_agents(MeshFolder(registry.parent))]
-        named = [each for each in agents if not each.startswith(f"{OWN_ROLE}-")]
-        if named:
-            return f"meshagent join --as {named[0]}"
-    return "meshagent join --role tester"
+    try:
+        return [each.agent for each in list_agents(MeshFolder(registry.parent))]
+    except MeshError:
+        return []
 
 
 def _raised_there(words: dict[str, Any]) -> MeshError:

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshagent.errors import CorruptFile, MeshError
+from meshagent.errors import CorruptFile, MeshError, StorageError
 from meshagent.storage.files import (
     mapped_errors,
     remove_quietly,
@@ -30,6 +30,7 @@ __all__ = ["Snapshot", "restore_database"]
 
 STEP_PAGES = 256  # a MiB, a few ms: then a commit that waits has its turn
 DAMAGE_NAMED_MAX = 5
+_A_BACKUP = "Give a file that 'meshagent backup' has written; nothing was changed."
 COMPANIONS = ("-wal", "-shm", "-journal")
 
 
@@ -87,6 +88,8 @@ def restore_database(backup: Path, database: Path) -> None:
     Everything pending in it gets new numbers under a new epoch. What is there already stays until
     the backup has been found good.
     """
+    if not backup.is_file():
+        raise StorageError(f"The file {backup} does not exist.", hint=_A_BACKUP, path=str(backup))
     temporary = temporary_beside(database)
     try:
         with mapped_errors(backup, "read"):
@@ -126,7 +129,8 @@ def _renew(copy: Path, backup: Path, run: int) -> None:
     except MeshError as error:
         # The copy's name means nothing to a person.
         text = error.message.replace(str(copy), str(backup))
-        raise type(error)(text, hint=error.hint, **{**error.data, "path": str(backup)}) from error
+        hint = error.hint if error.data.get("sqlite") is None else _A_BACKUP
+        raise type(error)(text, hint=hint, **{**error.data, "path": str(backup)}) from error
     finally:
         database.close()
 

@@ -74,6 +74,7 @@ def _watch(session: Session, ident: str, line: Any, done: threading.Event) -> No
                 line.update(received, sum(each["size"] for each in attachments))
                 for each in attachments:
                     if each["reason"]:
-                        line.say(f"{plain(each['name'])} waits: {plain(each['reason'])}.")
+                        why = plain(each["reason"]).rstrip(".")
+                        line.say(f"{plain(each['name'])} waits, and goes on by itself: {why}.")
     except MeshError:
         return  # the one that fetches says what is wrong

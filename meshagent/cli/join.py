@@ -58,7 +58,7 @@ def command(common: Common, role: str | None, invite: str | None, **rest: Any) -
         )
     detach, ready_fd = rest["detach"], rest["ready_fd"]
     options = JoinOptions(
-        role=role or "unknown",
+        role="unknown" if role is None else role,
         name=rest["name"],
         capabilities=tuple(rest["capabilities"]),
         discovery=rest["discovery"],

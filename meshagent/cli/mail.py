@@ -82,15 +82,15 @@ def attachment_text(attachment: Mapping[str, Any]) -> str:
         words.append(f"said to be {mime}")
     if attachment["state"] == "receiving":
         share = 100 * attachment["received"] // size if size else 0
-        why = f" ({plain(attachment['reason'])})" if attachment["reason"] else ""
+        why = f" ({plain(attachment['reason']).rstrip('.')})" if attachment["reason"] else ""
         words.append(f"receiving {share}%{why}")
     else:
         words.append("not fetched")
     return f"[{', '.join(words)}]"
 
 
-def print_message(message: Mapping[str, Any]) -> None:
-    """The whole message."""
+def print_message(message: Mapping[str, Any], agent: str | None) -> None:
+    """The whole message, as this agent was asked to read it."""
     click.secho(f"{message['id']}  from {message['from']}  {ago(message['sent_at'])}", dim=True)
     if message["reply_to"]:
         click.secho(f"in reply to {message['reply_to']}", dim=True)
@@ -104,4 +104,5 @@ def print_message(message: Mapping[str, Any]) -> None:
     for each in message["attachments"]:
         click.echo(attachment_text(each))
     if message["attachments"]:
-        click.secho(f"Save with: meshagent save {message['id']}", dim=True)
+        speaker = f" --as {agent}" if agent else ""
+        click.secho(f"Save with: meshagent save {message['id']}{speaker}", dim=True)

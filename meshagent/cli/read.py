@@ -37,7 +37,7 @@ def command(common: Common, ident: str, no_preview: bool) -> None:
     if common.json:
         print_json(message)
         return
-    print_message(message)
+    print_message(message, common.agent)
     if sys.stdout.isatty() and message["attachments"] and not no_preview:
         _show_pictures(mesh, message["attachments"])
 

@@ -30,7 +30,11 @@ FAILED = frozenset({"expired", "refused", "cancelled"})
 @click.argument("peer")
 @click.argument("text", required=False, metavar="[TEXT|-]")
 @click.option(
-    "--wait", type=float, default=WAIT_S, metavar="S", help="Wait this long for delivery."
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=WAIT_S,
+    metavar="S",
+    help=f"Wait this long for delivery: {WAIT_S:g} seconds unless you say so.",
 )
 @click.option("--strict", is_flag=True, help="Exit 3 when it is not delivered by then.")
 @click.option("--ttl", metavar="D", help="Not worth delivering after: 30s, 15m, 2h, 7d.")
@@ -66,7 +70,7 @@ def command(common: Common, peer: str, text: str | None, wait: float, **rest: An
         try:
             receipts = session.ask(
                 "send", to=peer, text=text, ttl_s=ttl, thread=rest["thread"],
-                reply_to=rest["reply_to"], wait_s=max(0.0, wait),
+                reply_to=rest["reply_to"], wait_s=wait,
                 strict=rest["strict"], attach=attach,
             )  # fmt: skip
         except KeyboardInterrupt:

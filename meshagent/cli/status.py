@@ -49,6 +49,8 @@ def _lines(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("mesh", status["mesh"]),
         ("doing", doing),
         ("peers", peers),
+        ("inbox", f"{status['inbox']['unread']} unread"),
+        ("outbox", ", ".join(f"{count} {state}" for state, count in status["outbox"].items())),
         ("address", "  ".join(status["addresses"])),
         ("running", f"{duration(status['uptime_s'])} (pid {status['pid']})"),
         ("refused", refused or "nobody"),

@@ -123,8 +123,10 @@ def _make(mesh: MeshFolder, role: str, name: str, capabilities: tuple[str, ...])
             return taken
 
 
-def _last_used(folder: AgentFolder) -> float:
+def _last_used(folder: AgentFolder) -> tuple[bool, float]:
+    """One that was cut off, whose lock still names its process, comes back before one that left."""
     try:
-        return folder.lock_file.stat().st_mtime
+        found = folder.lock_file.stat()
     except OSError:
-        return 0.0
+        return False, 0.0
+    return found.st_size > 0, found.st_mtime

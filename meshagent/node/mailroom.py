@@ -114,7 +114,7 @@ class Mailroom:
         if MessageState(entry.state) not in _TAKEN_BACK or entry.settled:
             raise UsageError(
                 f"The message {entry.id} is {entry.state} and can't be taken back.",
-                hint="See how far it has come: meshagent outbox",
+                hint="See how far it has come: meshagent outbox --all",
             )
         await self._driver.withdraw([entry], MessageState.CANCELLED)
         after = await self._one_out(entry.id)

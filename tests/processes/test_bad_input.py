@@ -119,6 +119,8 @@ CASES = {
     "unknown agent": Case(
         ("join", "--as", "nobody"), 4, ("no agent 'nobody'", NEXT_JOIN), cwd="home"
     ),
+    "empty role": Case(("join", "--role", ""), 2, ("role ''", "Try"), cwd="home"),
+    "negative wait": Case(("send", "backend", "hello", "--wait", "-1"), 2, ("--wait", "-1")),
     "unknown command": Case(("jion",), 2, ("jion",)),
     "unknown option": Case(("join", "--rol", "x"), 2, ("--rol", "--role")),
     "unknown discovery": Case((*JOIN, "--discovery", "lan"), 2, ("'lan'", "mdns")),

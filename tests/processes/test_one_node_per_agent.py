@@ -38,6 +38,26 @@ def test_the_same_role_resumes_what_is_free_and_makes_a_second_when_it_is_not(me
     assert third.process.poll() is None
 
 
+def test_who_was_cut_off_comes_back_before_who_left_later(mesh: Mesh) -> None:
+    crashed, left = mesh.join("tester"), mesh.join("tester")
+    assert left.agent != crashed.agent
+    crashed.signal(signal.SIGKILL)
+    crashed.wait()
+    left.signal(signal.SIGTERM)
+    assert left.wait() == 0
+    assert [mesh.join("tester").agent, mesh.join("tester").agent] == [crashed.agent, left.agent]
+
+
+def test_an_agent_that_is_known_and_does_not_run_is_named_with_the_way_to_start_it(
+    mesh: Mesh,
+) -> None:
+    stopped, running = mesh.make_agent("tester").agent, mesh.join("backend")
+    assert running.agent
+    refused = mesh.run("status", "--as", "tester")
+    assert refused.code == 4
+    assert f"start it: meshagent join --as {stopped}" in refused.err
+
+
 def test_twenty_joins_at_the_same_instant_are_twenty_agents(mesh: Mesh) -> None:
     nodes = [mesh.join("tester", discovery="none") for _ in range(AT_ONCE)]
     ids = {node.agent for node in nodes}

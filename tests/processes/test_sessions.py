@@ -215,6 +215,23 @@ def test_a_node_that_breaks_off_is_one_clear_error(mesh: Mesh, words: str) -> No
     assert "node.log" in error["hint"]
 
 
+def test_a_node_that_breaks_off_while_it_sends_may_have_accepted_the_message(mesh: Mesh) -> None:
+    path = mesh.runtime / "node.sock"
+    _register(mesh, "crashed-k3f9a2qd", path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        listener.settimeout(10.0)
+        command = mesh.command("send", "backend-aaaaaaaa", "hello")
+        session, _ = listener.accept()
+        with session:
+            session.recv(1024)
+    ran = finish(command)
+    assert ran.code == 5
+    assert "may have been accepted" in ran.err
+    assert "meshagent outbox" in ran.err
+
+
 def test_neither_log_nor_any_other_file_holds_the_secret(mesh: Mesh) -> None:
     first = mesh.join("tester", "-v")
     agent = first.agent

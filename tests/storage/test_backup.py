@@ -213,3 +213,16 @@ def test_a_bad_backup_is_refused_and_nothing_changes(path: Path, copy: Path) -> 
     refused(copy, path, StorageError, f"knows {SCHEMA_VERSION}")
     copy.unlink()
     refused(copy, path, StorageError, "does not exist")
+
+
+@pytest.mark.parametrize("content", [b"no database at all, but a log\n" * 300, None])
+def test_a_file_that_is_no_backup_is_not_taken_for_a_damaged_database(
+    path: Path, copy: Path, content: bytes | None
+) -> None:
+    """To move the database away would be the wrong thing to do."""
+    if content is not None:
+        copy.write_bytes(content)
+    with pytest.raises(MeshError) as caught:
+        restore_database(copy, path)
+    assert "'meshagent backup'" in caught.value.hint
+    assert "nothing was changed" in caught.value.hint
