@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from meshagent.cli.mail import plain
+from meshagent.cli.mail import attachment_text, plain
 from meshagent.cli.options import Common
 from meshagent.cli.output import (
     PEER_COLUMNS,
@@ -76,7 +76,9 @@ class LineView:
 
     def message(self, message: dict[str, Any]) -> None:
         """A message came."""
-        self.say(f"{message['from']}: {plain(message['text']).partition(chr(10))[0]}")
+        words = [plain(message["text"]).partition("\n")[0]]
+        words += map(attachment_text, message["attachments"])
+        self.say(f"{message['from']}: {'  '.join(filter(None, words))}")
 
     def event(self, event: Event) -> None:
         """Show one event."""
@@ -232,8 +234,8 @@ def describe_change(before: str | None, peer: dict[str, Any]) -> str:
     """What to tell a person about this change; empty when there is nothing new."""
     now = f"{peer['state']} {peer['presence']} {peer['status']}"
     who = f"{peer['agent']} ({peer['role']})"
-    if before == now:
-        return ""
+    if before == now or (before is None and peer["state"] in ("gone", "left")):
+        return ""  # it was never here for us
     if before is None or before.split()[0] != peer["state"]:
         words = {
             "alive": "is here" if before is None else "is back",

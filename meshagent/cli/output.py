@@ -100,7 +100,7 @@ def peer_cells(peer: Mapping[str, Any]) -> tuple[str, ...]:
         status,
         ",".join(peer["capabilities"]),
         (addresses[0] + more) if addresses else "",
-        ago(peer["last_heard"]),
+        ago(peer["last_heard"]) if peer["last_heard"] or peer["state"] != "alive" else "by others",
     )
 
 

@@ -7,10 +7,13 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from processes.harness import COMMAND, Mesh, Node, finish, wait_until
 
+from meshagent.cli.live import describe_change
+from meshagent.cli.output import peer_cells
 from meshagent.session import attach
 
 pytestmark = pytest.mark.process
@@ -29,6 +32,25 @@ JOINED_KEYS = {"event", "agent", "addresses"} | {"role", "mesh", "pid"}
 
 ESCAPE = "\x1b"
 CURSOR_HIDDEN, CURSOR_SHOWN = "\x1b[?25l", "\x1b[?25h"
+
+
+def seen(state: str, last_heard: str | None = None) -> dict[str, Any]:
+    return {
+        "agent": "bob-aaaaaaaa", "role": "backend", "state": state, "presence": "idle",
+        "status": "", "capabilities": [], "addresses": [], "last_heard": last_heard,
+    }  # fmt: skip
+
+
+def test_who_was_gone_before_we_came_is_not_told_of() -> None:
+    assert describe_change(None, seen("left")) == describe_change(None, seen("gone")) == ""
+    assert describe_change(None, seen("alive")) == "bob-aaaaaaaa (backend) is here"
+    assert describe_change("alive idle ", seen("left")) == "bob-aaaaaaaa (backend) left"
+
+
+def test_who_is_alive_by_the_word_of_others_was_not_never_heard() -> None:
+    assert peer_cells(seen("alive"))[-1] == "by others"
+    assert peer_cells(seen("gone"))[-1] == "never"
+    assert peer_cells(seen("alive", "2020-01-01T00:00:00+00:00"))[-1].endswith("d ago")
 
 
 @pytest.fixture(scope="module")
