@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,11 +209,11 @@ def attach(
     return Session(choose_agent(registry, running, wanted, any_will_do))
 
 
-def session_or_start(mesh: MeshFolder, wanted: str | None) -> Session:
+def session_or_start(mesh: MeshFolder, wanted: str | None, starting: Callable[[], None]) -> Session:
     """A session to send from: the agent that is meant, the only one here, or the person's own.
 
     The person's own agent is started in the background when it does not run; once, however many
-    ask at the same moment.
+    ask at the same moment. `starting` is called before, since that takes a while.
     """
     wanted = wanted or os.environ.get("MESHAGENT_AGENT")
     running = running_agents(mesh.registry)
@@ -221,6 +221,7 @@ def session_or_start(mesh: MeshFolder, wanted: str | None) -> Session:
         return Session(choose_agent(mesh.registry, running, wanted, any_will_do=False))
     own = _own_agent(running)
     if own is None:
+        starting()
         own = _start_own(mesh)
     return Session(own)
 

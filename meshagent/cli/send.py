@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 WAIT_S = 5.0
+_STARTS = "Starting your own agent, user, to send as; --as chooses another."
 ARRIVED = frozenset({"delivered", "seen", "done"})
 FAILED = frozenset({"expired", "refused", "cancelled"})
 
@@ -61,12 +63,13 @@ def command(common: Common, peer: str, text: str | None, wait: float, **rest: An
     _check_files(rest["attach"], rest["attach_name"])
     mesh = open_mesh(common.dir, make_personal=True)
     quiet = common.quiet or common.json
+    open_session = partial(session_or_start, mesh, common.agent, partial(notice, _STARTS, quiet))
     if rest["attach"]:  # that nobody is called so is told before gigabytes are read
-        with session_or_start(mesh, common.agent) as session:
+        with open_session() as session:
             session.ask("recipients", to=peer)
     attach = _stored(mesh, rest["attach"], rest["attach_name"], quiet)
     started = time.monotonic()
-    with session_or_start(mesh, common.agent) as session:
+    with open_session() as session:
         try:
             receipts = session.ask(
                 "send", to=peer, text=text, ttl_s=ttl, thread=rest["thread"],

@@ -43,6 +43,12 @@ def test_a_send_says_queued_soon_though_it_starts_the_node(post: Post) -> None:
     assert again.json["elapsed_ms"] < 1000.0
 
 
+def test_a_person_is_told_once_that_an_agent_is_started_to_send_as(post: Post) -> None:
+    post.make_agent("backend")
+    told = [post.run("send", "backend", text, "--wait", "0").err for text in ("first", "second")]
+    assert ["your own agent, user" in each for each in told] == [True, False]
+
+
 def test_a_send_that_starts_the_node_reaches_who_is_here(post: Post) -> None:
     backend, other = post.start("backend"), post.start("other")
     ran = post.run("send", "backend", "hello", "--json", "--strict")
