@@ -68,6 +68,8 @@ class Journal:
         self._database = database
         self._pack = msgpack.Packer().pack
         self._waiting: deque[_Entry] = deque()
+        self._gone = 0
+        """How many have left it since it was made."""
         self.size = 0
         """In bytes; 0 when nothing waits."""
         self.overrun = False
@@ -108,14 +110,14 @@ class Journal:
 
         `alone`: nothing comes between, and the journal is empty.
         """
-        left = self.size
-        while left > 0:
-            left -= self.fold_some()
-            if left > 0 and not alone:
-                self.between()
+        last = self._gone + len(self._waiting)
+        while self._gone < last:
+            self.fold_some()
+            if self._gone < last and not alone:
+                self.between()  # which may empty the journal by itself
 
-    def fold_some(self) -> int:
-        """Bring the oldest commits into the tables; how many bytes of the journal they were."""
+    def fold_some(self) -> None:
+        """Bring the oldest commits into the tables."""
         entries: list[_Entry] = []
         size = 0
         for entry in self._waiting:
@@ -127,8 +129,8 @@ class Journal:
             self._fold(entries)
         for _ in entries:
             self._waiting.popleft()
+        self._gone += len(entries)
         self.size -= size
-        return size
 
     def fold_within(self, connection: apsw.Connection) -> None:
         """As `fold_all`, in a transaction; when that has succeeded, call `clear`."""
@@ -138,6 +140,7 @@ class Journal:
 
     def clear(self) -> None:
         """All that was here stands in the tables."""
+        self._gone += len(self._waiting)
         self._waiting.clear()
         self.size = 0
 

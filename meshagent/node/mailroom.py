@@ -111,9 +111,10 @@ class Mailroom:
     async def cancel(self, ident: str) -> dict[str, Any]:
         """Take back a message that has not left yet."""
         entry = await self._one_out(ident)
-        if MessageState(entry.state) not in _TAKEN_BACK or entry.settled:
+        state = self._state_of(entry)
+        if state not in _TAKEN_BACK or entry.settled:
             raise UsageError(
-                f"The message {entry.id} is {entry.state} and can't be taken back.",
+                f"The message {entry.id} is {state} and can't be taken back.",
                 hint="See how far it has come: meshagent outbox --all",
             )
         await self._driver.withdraw([entry], MessageState.CANCELLED)
@@ -271,12 +272,15 @@ class Mailroom:
         view = self._message_view(entry.body, self._driver.agent, entry.peer)
         if view["kind"] == RECEIPT_KIND:
             return None
-        state = entry.state
+        state = self._state_of(entry).value
+        return view | {"received_at": None, "state": state, "reason": entry.reason}
+
+    def _state_of(self, entry: OutEntry) -> MessageState:
+        """What is on the wire is known to the engine only."""
+        state = MessageState(entry.state)
         delivery = self._driver.mesh.delivery
         on_wire = delivery is not None and delivery.is_on_wire(AgentId(entry.peer), entry.seq)
-        if state == MessageState.QUEUED and on_wire:
-            state = MessageState.SENT.value
-        return view | {"received_at": None, "state": state, "reason": entry.reason}
+        return MessageState.SENT if on_wire and state is MessageState.QUEUED else state
 
     def _log_view(self, entry: LogEntry) -> dict[str, Any]:
         ends = (entry.peer, self._driver.agent)

@@ -84,6 +84,9 @@ def test_a_message_on_the_wire_is_sent_and_not_yet_delivered(post: Post) -> None
             2.0,
         )
         assert post.state(sender.agent, ident) in ("queued", "sent")
+        refused = post.say(sender.agent, "cancel", ident)
+        assert refused.code == 2
+        assert "is sent and can't be taken back" in refused.err
     finally:
         backend.signal(signal.SIGCONT)
     post.wait_for_state(sender.agent, ident, "delivered")

@@ -70,6 +70,29 @@ def test_a_commit_changes_one_table_and_a_fold_empties_it(database: Database) ->
     database.close()
 
 
+@pytest.mark.parametrize("flood", [False, True])
+def test_a_question_is_answered_though_a_commit_in_between_empties_the_journal(
+    database: Database, monkeypatch: pytest.MonkeyPatch, flood: bool
+) -> None:
+    for number in range(1, 21):
+        database.write([out(number)])
+    monkeypatch.setattr(journal_module, "FOLD_BYTES", database.journal.size * 2 // 3)
+    passed: list[OutRow] = []
+
+    def passes() -> None:
+        assert len(passed) < 20, "it never ends"
+        passed.append(out(21 + len(passed), text="" if flood else "long " * 10_000))
+        database.journal.overrun = flood
+        database.write([passed[-1]])
+
+    database.journal.between = passes
+    assert len(database.look(lambda seen: seen.mail.outbox(99, False))) >= 20
+    assert passed
+    database.journal.fold_all(alone=True)
+    assert table(database, "seq") == [(number,) for number in range(1, 21 + len(passed))]
+    database.close()
+
+
 def test_a_fold_says_what_the_commits_would_have_said_one_by_one(tmp_path: Path) -> None:
     commits: list[list[Row]] = [
         [*outs(4), *outs(2, OTHER)],
