@@ -63,5 +63,4 @@ def _print_change(change: dict[str, Any], common: Common) -> None:
     if common.json:
         print_json(change)
     else:
-        cells = peer_cells(change)
-        click.echo(f"{cells[0]}  {cells[1]}  is {cells[2]}  {cells[3]}".rstrip())
+        click.echo("  ".join(peer_cells(change)[:4]).rstrip())

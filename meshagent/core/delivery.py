@@ -280,7 +280,15 @@ class Delivery:
     def withdraw(
         self, peer: AgentId, seq: int, ident: str, state: MessageState, now_ms: int
     ) -> list[Effect]:
-        """A pending message expired or was cancelled: from now on its number carries nothing."""
+        """A pending message expired or was cancelled: from now on its number carries nothing.
+
+        What is on the wire can't be taken back: its recipient says how it ends, or its link does.
+        """
+        return [] if self.is_on_wire(peer, seq) else self._withdraw(peer, seq, ident, state, now_ms)
+
+    def _withdraw(
+        self, peer: AgentId, seq: int, ident: str, state: MessageState, now_ms: int
+    ) -> list[Effect]:
         assert state in WITHDRAWN, state
         stream = self._peer(peer).out
         if seq < stream.floor or ident in self._withdrawn:
@@ -510,7 +518,7 @@ class Delivery:
         effects: list[Effect] = []
         for item in unsaid:
             if item not in strange:  # its recipient saw that its time was up before we did
-                effects += self.withdraw(peer, item.seq, item.id, MessageState.EXPIRED, now_ms)
+                effects += self._withdraw(peer, item.seq, item.id, MessageState.EXPIRED, now_ms)
         if strange:
             return effects + self._start_over(known, now)
         waiting = stream.waiting

@@ -80,6 +80,7 @@ COUNT_S = 1.0  # messages that are dealt with one by one share a count
 HOUSE_S = 600.0  # retention needs no more; an expiry sets its own time
 HOUSE_RETRY_MS = 30_000
 DUE_ITEMS_MAX = 1000
+ON_WIRE_S = 1.0  # what is on the wire when its time is up has an answer by then, or no link
 RETAIN_MS = 30 * 24 * 3600 * 1000  # delivered history is kept for a month
 RETAIN_BYTES = 1024 * 1024 * 1024  # and up to a gigabyte
 NOTE_S = 0.05  # a note that no commit took along is kept after so long
@@ -516,6 +517,7 @@ class Driver:
         """What is due by the wall clock: expiry at its time, retention now and then."""
         while True:
             self._house.clear()  # before looking: what is set while we look wakes us again
+            due: Sequence[OutEntry] = ()
             now_ms = self._wall_ms(self._loop.time())
             try:
                 due = await self._store.due(now_ms, DUE_ITEMS_MAX)
@@ -529,9 +531,10 @@ class Driver:
             except MeshError as error:
                 self.log.warning("not tidied: %s", error)
                 due_ms = now_ms + HOUSE_RETRY_MS
-            wait_s = (
-                HOUSE_S if due_ms is None else min(HOUSE_S, max(0.05, (due_ms - now_ms) / 1000))
-            )
+            wait_s = HOUSE_S if due_ms is None else min(HOUSE_S, (due_ms - now_ms) / 1000)
+            if wait_s <= 0:  # all that was read is on the wire, or there was more than one look
+                wait_s = ON_WIRE_S if len(due) < DUE_ITEMS_MAX else 0.0
+            wait_s = max(0.05, wait_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._house.wait(), wait_s)
             self._count_unread()

@@ -266,14 +266,30 @@ def test_what_was_taken_back_travels_as_nothing_and_ends_when_the_peer_knows() -
 def test_the_recipients_word_counts_more_than_ours_when_it_came_anyway() -> None:
     desk = Desk().link()
     desk.write(1)
-    desk.engine.withdraw(PEER, 1, "m1", MessageState.CANCELLED, NOW_MS)
-    assert ends(desk.answer(1)) == {"m1": "delivered"}
+    desk.engine.disconnected(PEER)
+    assert desk.engine.withdraw(PEER, 1, "m1", MessageState.CANCELLED, NOW_MS)
+    assert desk.engine.withdrawn == 1
+    desk.engine.connected(PEER, 0.0)
+    assert not ends(desk.answer(1)), "it is looked at before that is believed"
+    found = desk.engine.loaded(PEER, [desk.entry(1, MessageState.CANCELLED)], 0.0, NOW_MS)
+    assert ends(found) == {"m1": "delivered"}
     assert desk.engine.withdrawn == 0
+
+
+def test_what_is_on_the_wire_is_not_taken_back_until_its_link_is_gone() -> None:
+    desk = Desk().link()
+    desk.write(2)
+    for state in (MessageState.EXPIRED, MessageState.CANCELLED):
+        assert desk.engine.withdraw(PEER, 2, "m2", state, NOW_MS) == []
+    desk.engine.disconnected(PEER)
+    effects = desk.engine.withdraw(PEER, 2, "m2", MessageState.EXPIRED, NOW_MS)
+    assert ends(effects) == {"m2": "expired"}
 
 
 def test_a_message_is_taken_back_once_and_not_after_it_has_ended() -> None:
     desk = Desk().link()
     desk.write(2)
+    desk.answer(0, NOTHING, BUSY)  # so they are not on the wire any more
     assert desk.engine.withdraw(PEER, 2, "m2", MessageState.EXPIRED, NOW_MS)
     assert not desk.engine.withdraw(PEER, 2, "m2", MessageState.CANCELLED, NOW_MS)
     desk.answer(1)

@@ -92,6 +92,27 @@ def test_a_message_on_the_wire_is_sent_and_not_yet_delivered(post: Post) -> None
     post.wait_for_state(sender.agent, ident, "delivered")
 
 
+def test_a_message_on_the_wire_is_not_called_expired_before_its_recipient_has_answered(
+    post: Post,
+) -> None:
+    sender, backend = post.start("tester"), post.start("backend")
+    sender.wait_for_peer(backend.agent, "alive")
+    (first,) = post.send(sender.agent, backend.agent, "the first asks how much it has")
+    post.wait_for_state(sender.agent, first, "delivered")
+    backend.signal(signal.SIGSTOP)
+    try:
+        ran = post.say(
+            sender.agent, "send", backend.agent, "soon", "--ttl", "1s", "--wait", "0", "--json"
+        )
+        time.sleep(1.3)  # its time is up, and its link still there
+        shown = post.ask(sender.agent, "outbox")
+        assert [(each["id"], each["state"]) for each in shown] == [(ran.json["id"], "sent")]
+    finally:
+        backend.signal(signal.SIGCONT)
+    post.wait_for_state(sender.agent, ran.json["id"], "delivered")
+    assert texts(post.inbox(backend.agent))[-1] == "soon"
+
+
 def test_a_cancelled_message_never_arrives(post: Post) -> None:
     sender = post.start("tester")
     absent = post.make_agent("backend").agent
