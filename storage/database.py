@@ -392,9 +392,7 @@ class Database:
     @contextlib.contextmanager
     def transaction(self, doing: str) -> Iterator[apsw.Connection]:
         """All that the block does, or nothing; durable when it is left."""
-        connection = self.connected()
-        if connection.in_transaction:  # that of `look`
-            raise StorageError(f"Can't {doing} {self.path}: the disk takes nothing now.")
+        connection = self._writable(doing)
         with self.mapped(doing):
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -412,8 +410,15 @@ class Database:
 
         Each statement gives up Python's lock, which a busy loop is slow to return.
         """
+        connection = self._writable(doing)
         with self.mapped(doing):
-            yield self.connected()
+            yield connection
+
+    def _writable(self, doing: str) -> apsw.Connection:
+        connection = self.connected()
+        if connection.in_transaction:  # that of `look`, of which nothing stays
+            raise StorageError(f"Can't {doing} {self.path}: the disk takes nothing now.")
+        return connection
 
     @contextlib.contextmanager
     def unsynced(self, doing: str) -> Iterator[apsw.Connection]:

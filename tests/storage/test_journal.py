@@ -13,7 +13,7 @@ import pytest
 from storage.mail_rows import EPOCH, OTHER, PEER, became, came, live, out, outs, receipt, word
 
 from meshagent.core.ports import Arrived, Delivered, NewEpoch, OutRow, PeerRow, Row, Watermark
-from meshagent.errors import CorruptFile, LimitReached
+from meshagent.errors import CorruptFile, LimitReached, StorageError
 from meshagent.storage import journal as journal_module
 from meshagent.storage import sqlite as sqlite_module
 from meshagent.storage.backup import restore_database
@@ -67,6 +67,20 @@ def test_a_commit_changes_one_table_and_a_fold_empties_it(database: Database) ->
     assert [ident for (ident,) in table(database, "id", "inbox")] == ["c"]
     assert table(database, "position", "journal") == []
     assert database.journal.size == 0
+    database.close()
+
+
+@pytest.mark.parametrize("row", [out(2), PeerRow(PEER, b"k" * 32, ())])
+def test_nothing_is_written_into_a_transaction_that_is_given_up(
+    database: Database, row: Row
+) -> None:
+    database.write([out(1)])
+    database.connected().execute("BEGIN IMMEDIATE")  # as while a full disk answers a question
+    with pytest.raises(StorageError, match="takes nothing now"):
+        database.write([row])
+    database.connected().execute("ROLLBACK")
+    database.journal.fold_all()
+    assert table(database, "seq") == [(1,)]
     database.close()
 
 
