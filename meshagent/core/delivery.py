@@ -523,13 +523,14 @@ class Delivery:
             return effects + self._start_over(known, now)
         waiting = stream.waiting
         settled = stream.settle(min(ack.upto, stream.loaded))
-        for plain, items in _by_kind(settled, exceptions.keys() | stream.states.keys()):
+        withdrawn = {seq for seq in stream.states if stream.withdrawn(seq)}
+        for plain, items in _by_kind(settled, exceptions.keys() | withdrawn):
             if plain:
                 effects += _arrived(peer, list(items), now_ms)
             else:
                 for item in items:
-                    why, withdrawn = exceptions.get(item.seq), stream.withdrawn(item.seq)
-                    effects += self._settle_one(peer, item, why, withdrawn, now_ms)
+                    why, state = exceptions.get(item.seq), stream.withdrawn(item.seq)
+                    effects += self._settle_one(peer, item, why, state, now_ms)
         stream.forget_states()
         self._pending -= waiting - stream.waiting
         if effects:

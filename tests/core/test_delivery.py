@@ -276,6 +276,16 @@ def test_the_recipients_word_counts_more_than_ours_when_it_came_anyway() -> None
     assert desk.engine.withdrawn == 0
 
 
+def test_a_message_that_was_done_before_its_answer_came_is_settled_like_any_other() -> None:
+    desk = Desk()
+    desk.write(3)
+    desk.link()
+    entries = [desk.entry(1), desk.entry(2, MessageState.DONE), desk.entry(3)]
+    (mail,) = mails(desk.engine.loaded(PEER, entries, 0.0, NOW_MS))
+    assert None not in mail.items
+    assert rows(desk.answer(3), Delivered) == [Delivered(PEER, 1, 3, NOW_MS)]
+
+
 def test_what_is_on_the_wire_is_not_taken_back_until_its_link_is_gone() -> None:
     desk = Desk().link()
     desk.write(2)
