@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from delivery.post import Post, texts
@@ -70,13 +72,22 @@ def test_receipts_for_an_absent_sender_come_at_its_return(post: Post) -> None:
     post.wait_for_state(writer, ident, "done")
 
 
-def test_a_message_on_the_wire_is_sent_and_not_yet_delivered(post: Post) -> None:
+@contextmanager
+def with_a_stopped_recipient(post: Post) -> Iterator[tuple[Node, Node]]:
+    """What is sent now is on the wire, and has no answer before this is left."""
     sender, backend = post.start("tester"), post.start("backend")
     sender.wait_for_peer(backend.agent, "alive")
     (first,) = post.send(sender.agent, backend.agent, "the first asks how much it has")
     post.wait_for_state(sender.agent, first, "delivered")
     backend.signal(signal.SIGSTOP)
     try:
+        yield sender, backend
+    finally:
+        backend.signal(signal.SIGCONT)
+
+
+def test_a_message_on_the_wire_is_sent_and_not_yet_delivered(post: Post) -> None:
+    with with_a_stopped_recipient(post) as (sender, backend):
         (ident,) = post.send(sender.agent, backend.agent, "on its way")
         wait_until(
             lambda: post.ask(sender.agent, "status")["outbox"] == {"queued": 0, "sent": 1},
@@ -87,28 +98,19 @@ def test_a_message_on_the_wire_is_sent_and_not_yet_delivered(post: Post) -> None
         refused = post.say(sender.agent, "cancel", ident)
         assert refused.code == 2
         assert "is sent and can't be taken back" in refused.err
-    finally:
-        backend.signal(signal.SIGCONT)
     post.wait_for_state(sender.agent, ident, "delivered")
 
 
 def test_a_message_on_the_wire_is_not_called_expired_before_its_recipient_has_answered(
     post: Post,
 ) -> None:
-    sender, backend = post.start("tester"), post.start("backend")
-    sender.wait_for_peer(backend.agent, "alive")
-    (first,) = post.send(sender.agent, backend.agent, "the first asks how much it has")
-    post.wait_for_state(sender.agent, first, "delivered")
-    backend.signal(signal.SIGSTOP)
-    try:
+    with with_a_stopped_recipient(post) as (sender, backend):
         ran = post.say(
             sender.agent, "send", backend.agent, "soon", "--ttl", "1s", "--wait", "0", "--json"
         )
         time.sleep(1.3)  # its time is up, and its link still there
         shown = post.ask(sender.agent, "outbox")
         assert [(each["id"], each["state"]) for each in shown] == [(ran.json["id"], "sent")]
-    finally:
-        backend.signal(signal.SIGCONT)
     post.wait_for_state(sender.agent, ran.json["id"], "delivered")
     assert texts(post.inbox(backend.agent))[-1] == "soon"
 

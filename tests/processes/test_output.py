@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from processes.harness import COMMAND, Mesh, Node, finish, wait_until
 
-from meshagent.cli.live import describe_change
+from meshagent.cli.live import LineView, describe_change
+from meshagent.cli.mail import print_message
 from meshagent.cli.output import peer_cells
 from meshagent.session import attach
 
@@ -51,6 +52,27 @@ def test_who_is_alive_by_the_word_of_others_was_not_never_heard() -> None:
     assert peer_cells(seen("alive"))[-1] == "by others"
     assert peer_cells(seen("gone"))[-1] == "never"
     assert peer_cells(seen("alive", "2020-01-01T00:00:00+00:00"))[-1].endswith("d ago")
+
+
+def test_files_are_named_where_a_message_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    file = {
+        "name": "shot.png", "size": 20, "mime": "image/png", "state": "ready", "received": 20,
+        "reason": None,
+    }  # fmt: skip
+    message = {
+        "id": "7k2m", "from": "bob-aaaaaaaa", "text": "look\nhere", "attachments": [file],
+        "sent_at": "2020-01-01T00:00:00+00:00", "reply_to": "", "data": None,
+    }  # fmt: skip
+    LineView.message(LineView.__new__(LineView), message)
+    assert capsys.readouterr().out == "bob-aaaaaaaa: look  [shot.png 20 B image/png]\n"
+    print_message(message, "tester")
+    assert "Save with: meshagent save 7k2m --as tester\n" in capsys.readouterr().out
+
+
+def test_status_counts_mail(shared: Mesh, pair: tuple[Node, Node]) -> None:
+    ran = shared.run("status", "--as", pair[0].agent)
+    lines = dict(line.split(maxsplit=1) for line in ran.out.splitlines())
+    assert (lines["inbox"], lines["outbox"]) == ("0 unread", "0 queued, 0 sent")
 
 
 @pytest.fixture(scope="module")

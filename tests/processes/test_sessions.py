@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from processes.harness import Mesh, Node, finish
+from processes.harness import Mesh, Node, Ran, finish
 
 from meshagent.discovery.registry import process_start, this_host
 from meshagent.errors import NotRunning
@@ -192,41 +192,35 @@ def test_a_copy_may_take_longer_than_any_other_answer(
                 answer.join()
 
 
-@pytest.mark.parametrize("words", ["half a line", "silence"])
-def test_a_node_that_breaks_off_is_one_clear_error(mesh: Mesh, words: str) -> None:
-    peers = b'{"id": 1, "result": {"seq": 0, "snapshot": {"me": {}, "peers": []}}}\n'
-    agent = "crashed-k3f9a2qd"
-    path = mesh.runtime / "node.sock"
-    _register(mesh, agent, path)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        listener.settimeout(10.0)
-        command = mesh.command("peers", "--watch", "--json")
-        session, _ = listener.accept()
-        with session:
-            session.recv(1024)
-            if words == "half a line":
-                session.sendall(peers + b'{"channel": "mesh-')
-    ran = finish(command)
-    assert (ran.code, ran.out) == (5, "")
-    error = json.loads(ran.err)["error"]
-    assert f"The node of {agent} gave no answer" in error["message"]
-    assert "node.log" in error["hint"]
-
-
-def test_a_node_that_breaks_off_while_it_sends_may_have_accepted_the_message(mesh: Mesh) -> None:
+def _broken_off(mesh: Mesh, *arguments: str, after: bytes = b"") -> Ran:
+    """What a command says whose node takes the request, answers so much, and is gone."""
     path = mesh.runtime / "node.sock"
     _register(mesh, "crashed-k3f9a2qd", path)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
         listener.settimeout(10.0)
-        command = mesh.command("send", "backend-aaaaaaaa", "hello")
+        command = mesh.command(*arguments)
         session, _ = listener.accept()
         with session:
             session.recv(1024)
-    ran = finish(command)
+            session.sendall(after)
+    return finish(command)
+
+
+@pytest.mark.parametrize("words", ["half a line", "silence"])
+def test_a_node_that_breaks_off_is_one_clear_error(mesh: Mesh, words: str) -> None:
+    peers = b'{"id": 1, "result": {"seq": 0, "snapshot": {"me": {}, "peers": []}}}\n'
+    after = peers + b'{"channel": "mesh-' if words == "half a line" else b""
+    ran = _broken_off(mesh, "peers", "--watch", "--json", after=after)
+    assert (ran.code, ran.out) == (5, "")
+    error = json.loads(ran.err)["error"]
+    assert "The node of crashed-k3f9a2qd gave no answer" in error["message"]
+    assert "node.log" in error["hint"]
+
+
+def test_a_node_that_breaks_off_while_it_sends_may_have_accepted_the_message(mesh: Mesh) -> None:
+    ran = _broken_off(mesh, "send", "backend-aaaaaaaa", "hello")
     assert ran.code == 5
     assert "may have been accepted" in ran.err
     assert "meshagent outbox" in ran.err
