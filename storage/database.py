@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +22,7 @@ from meshagent.storage.backup import Snapshot
 from meshagent.storage.decay import damaged_mail
 from meshagent.storage.files import mapped_errors
 from meshagent.storage.history import History
-from meshagent.storage.journal import Journal
+from meshagent.storage.journal import JOURNAL_BYTES_MAX, Journal
 from meshagent.storage.mail import MailTables
 from meshagent.storage.mounts import is_network_filesystem, mounted_filesystem
 from meshagent.storage.schema import (
@@ -43,12 +44,18 @@ __all__ = ["Database", "database_error"]
 T = TypeVar("T")
 
 BUSY_TIMEOUT_MS = 5_000  # ours is the only writer; this is patience with somebody's backup tool
-WAL_PAGES_MAX = 1_000  # about 4 MiB between checkpoints: short recovery, few syncs
+LOG_PAGES_MAX = 1_000  # about 4 MiB between checkpoints in a flood: short recovery, few syncs
+LOG_PAGES_KEPT = 240  # else: no more than the log has from the start
+LOG_BYTES_KEPT = 1024 * 1024  # a sync of a file that has grown takes half as long again
+LOG_ROOM_BYTES = 64 * 1024 * 1024  # with less on the disk it is left to what has to be kept
 WAL_BYTES_MAX = 8 * 1024 * 1024  # what a burst leaves of the log after a checkpoint
 CACHE_KIB_MAX = 16 * 1024  # holds the index over the ids of half a million messages
 QUARANTINE_NAMED_MAX = 20  # as many damaged rows are named in `facts`; all are counted
 SYNCHRONOUS_FULL = 2
+FEW_ROWS = 8  # of a commit that may be made in the loop's thread: one message and what comes along
+FEW_BYTES = 16 * 1024  # of their messages: what is beside the sync then takes well under 0.1 ms
 _SMALL = {PeerRow, MetaRow}  # few, and found by their keys: they go to their tables at once
+_APART = {*_SMALL, NewEpoch}  # what no journal takes
 
 _MOVE_AWAY = (
     "Stop the node, move the file and its -wal and -shm companions away, and join again: the agent "
@@ -100,6 +107,7 @@ class Database:
         self.journal = Journal(self)
         self.snapshots: set[Snapshot] = set()
         self._connection: apsw.Connection | None = None
+        self._log_pages = 0
 
     def open(self, *, create: bool = True) -> None:
         """Open or create the file, make sure that it syncs, and bring its schema up to date."""
@@ -113,11 +121,13 @@ class Database:
         with self.mapped("open"):
             self._connection = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READWRITE)
             self._connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+            self._connection.set_wal_hook(self._note_log)  # instead of SQLite's own checkpoints
             self.mail.prepare(self._connection)
             self._refuse_newer_schema()
             self._set_pragmas()
             self._migrate()
             self._ensure_epoch()
+            self._lengthen_log()
 
     def close(self) -> None:
         """Release the file; does nothing when it is not open."""
@@ -140,8 +150,10 @@ class Database:
             self._write_anew(small, mail)
             return
         content = self.journal.takes(mail) if mail else None
-        begin = self.transaction if small or content is None else self.statement
-        with begin("write to") as connection:
+        if content is not None and not small:
+            self._append(content, mail)
+            return
+        with self.transaction("write to") as connection:
             _put(connection, small)
             numbers = self.mail.numbers_after(connection, mail)
             if content is not None:
@@ -154,6 +166,59 @@ class Database:
             self.journal.add(connection.last_insert_rowid(), content, mail)
         elif mail:
             self.journal.clear()
+
+    def takes_at_once(self, rows: Sequence[Row]) -> bool:
+        """Whether to write these takes no longer than the disk needs for a sync."""
+        return (
+            len(rows) <= FEW_ROWS
+            and self.journal.size <= JOURNAL_BYTES_MAX // 2
+            and not self.journal.overrun
+            and self._log_pages < LOG_PAGES_KEPT
+            and _APART.isdisjoint(map(type, rows))
+            and sum([len(row.body) for row in rows if hasattr(row, "body")]) <= FEW_BYTES
+        )
+
+    def _note_log(self, connection: apsw.Connection, name: str, pages: int) -> int:
+        self._log_pages = pages
+        return 0
+
+    def _lengthen_log(self) -> None:
+        """With zeros, which SQLite takes for the end: commits then write where the file is."""
+        log = self.path.with_name(f"{self.path.name}-wal")
+        with contextlib.suppress(OSError):  # then it is as long as it is
+            if shutil.disk_usage(log.parent).free < LOG_ROOM_BYTES:
+                return
+            descriptor = os.open(log, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
+            try:
+                size = os.fstat(descriptor).st_size
+                if size < LOG_BYTES_KEPT:
+                    os.pwrite(descriptor, bytes(LOG_BYTES_KEPT - size), size)
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def checkpoint(self, pages_max: int) -> None:
+        """Copy the log into the tables' file when it is longer: after a commit, not within it."""
+        import apsw
+
+        if self._log_pages >= pages_max and self._connection is not None:
+            with contextlib.suppress(apsw.Error):  # a full disk: what is in the log is safe there
+                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            self._log_pages = 0
+
+    def _append(self, content: bytes, rows: Sequence[Row]) -> None:
+        """To the journal, with one statement: each gives up Python's lock, which a busy loop is
+        slow to return."""
+        connection = self._writable("write to")
+        try:
+            numbers = self.mail.numbers_after(connection, rows)
+            self.journal.append(connection, content)
+        except Exception as error:  # asked for by name only then: the import costs at each commit
+            if type(error).__module__ != "apsw":
+                raise
+            raise self._error(error, "write to") from error
+        self.mail.note_numbers(numbers)
+        self.journal.add(connection.last_insert_rowid(), content, rows)
 
     def _write_anew(self, small: Sequence[Any], mail: Sequence[Row]) -> None:
         """Among these rows numbers begin anew: what waits is of those before."""
@@ -235,7 +300,6 @@ class Database:
                 ("synchronous", "FULL"),
                 ("fullfsync", 1),  # on macOS a plain fsync leaves the data in the drive's cache
                 ("checkpoint_fullfsync", 1),
-                ("wal_autocheckpoint", WAL_PAGES_MAX),
                 ("journal_size_limit", WAL_BYTES_MAX),
                 ("cache_size", -CACHE_KIB_MAX),
                 ("trusted_schema", 0),
@@ -404,16 +468,6 @@ class Database:
                     connection.execute("ROLLBACK")
                 raise
 
-    @contextlib.contextmanager
-    def statement(self, doing: str) -> Iterator[apsw.Connection]:
-        """As `transaction`, for a block that changes something with one statement.
-
-        Each statement gives up Python's lock, which a busy loop is slow to return.
-        """
-        connection = self._writable(doing)
-        with self.mapped(doing):
-            yield connection
-
     def _writable(self, doing: str) -> apsw.Connection:
         connection = self.connected()
         if connection.in_transaction:  # that of `look`, of which nothing stays
@@ -439,8 +493,11 @@ class Database:
         try:
             yield
         except apsw.Error as error:
-            number = self._connection.system_errno if self._connection is not None else 0
-            raise database_error(error, path or self.path, doing, number) from error
+            raise self._error(error, doing, path) from error
+
+    def _error(self, error: Any, doing: str, path: Path | None = None) -> MeshError:
+        number = self._connection.system_errno if self._connection is not None else 0
+        return database_error(error, path or self.path, doing, number)
 
     def connected(self) -> apsw.Connection:
         """The open connection."""

@@ -43,6 +43,8 @@ class MemoryStore:
     def __init__(self) -> None:
         self.commits = 0
         """How many writes were synced."""
+        self.at_once = False
+        """Whether `commit_at_once` does so."""
         self._durable = _Content()
         self._backups: dict[Path, _Content] = {}
         self._open = False
@@ -96,13 +98,17 @@ class MemoryStore:
 
     async def commit(self, rows: Sequence[Row]) -> None:
         """All rows or none, durable on return."""
-
-        def write(content: _Content) -> None:
-            content.mail.write([row for row in rows if not isinstance(row, PeerRow)])
-            content.peers |= {row.agent: row for row in rows if isinstance(row, PeerRow)}
-
         if rows or not self._open:
-            await self._write(write)
+            await self._write(_keeping(rows))
+
+    def commit_at_once(self, rows: Sequence[Row]) -> bool:
+        """As `commit`, before this returns; False unless it is to be so."""
+        if not self.at_once or self._held:
+            return False
+        self._require_open()
+        self._fail_if_asked()
+        self._sync(_keeping(rows))
+        return True
 
     def begin(self, rows: Sequence[Row], then: Callable[[MeshError | None], None]) -> None:
         """As `commit`, for who does not wait."""
@@ -270,3 +276,11 @@ class MemoryStore:
     def _require_open(self) -> None:
         if not self._open:
             raise StorageError("The store is not open.")
+
+
+def _keeping(rows: Sequence[Row]) -> _Write:
+    def write(content: _Content) -> None:
+        content.mail.write([row for row in rows if not isinstance(row, PeerRow)])
+        content.peers |= {row.agent: row for row in rows if isinstance(row, PeerRow)}
+
+    return write

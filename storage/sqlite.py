@@ -1,8 +1,10 @@
 """The store on disk: a `Database` in a thread of its own, behind the `Store` port.
 
 Decides how work reaches that thread: in order, with all commits that wait side by side put into
-one transaction. Never blocks the event loop. Invariant: a `commit` that returned is on the disk;
-one that raised is not; of one that was cancelled, all rows are or none.
+one transaction. A small commit that nothing waits for is made in the loop's own thread while the
+disk is quick (`pace.py`); else the loop is never held up. Invariants: a `commit` that returned is
+on the disk; one that raised is not; of one that was cancelled, all rows are or none. One thread at
+a time uses the database.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from meshagent.core.ports import (
 from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
 from meshagent.storage.attached import blobs, names_blob
 from meshagent.storage.backup import Snapshot, restore_database
-from meshagent.storage.database import Database
+from meshagent.storage.database import FEW_ROWS, LOG_PAGES_KEPT, LOG_PAGES_MAX, Database
+from meshagent.storage.pace import Pace
 from meshagent.storage.texts import DIRECTIONS, LogPage, Wanted, match_query
 
 __all__ = ["SqliteStore"]
@@ -103,6 +106,15 @@ class SqliteStore:
             self._working().submit(_Commit(rows, told))
         except MeshError as error:
             asyncio.get_running_loop().call_soon(then, error)
+
+    def commit_at_once(self, rows: Sequence[Row]) -> bool:
+        """As `commit`, before this returns; False when that might hold up the loop."""
+        try:
+            return self._working().commit_at_once(rows)
+        except MeshError:
+            raise
+        except Exception as error:
+            raise _broken(error) from error
 
     async def next_run(self, at_least: int = 0) -> int:
         """A number larger than any returned before, and at least `at_least`."""
@@ -267,6 +279,12 @@ class _Worker:
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._taken: deque[_Job] = deque()
+        self._untold = 0
+        """Jobs of which the loop has not heard yet: what comes later must not pass them."""
+        self._pace = Pace()
+        self._folding_soon: asyncio.TimerHandle | None = None
+        self._at_work = threading.Lock()
+        """Held by the thread that uses the database."""
         self._database = Database(path)
         self._database.journal.between = self._let_commits_pass
         # A daemon: a program that forgot to close must still be able to end; SQLite recovers.
@@ -288,16 +306,43 @@ class _Worker:
                 hint="The disk is slower than the senders; send more slowly.",
                 limit=PENDING_JOBS_MAX,
             )
+        self._put(job)
+
+    def _put(self, job: _Job) -> None:
+        self._untold += 1
         self._jobs.put(job)
+
+    def commit_at_once(self, rows: Sequence[Row]) -> bool:
+        """In this thread, which is the loop's, if nothing is in the way and it will be short."""
+        began = self._loop.time()
+        if self._untold or not self._pace.allows(began) or not self._at_work.acquire(False):
+            return False
+        try:
+            if not self._database.takes_at_once(rows):
+                return False
+            self._database.write(rows)
+        finally:
+            self._at_work.release()
+        self._pace.took(began, self._loop.time())
+        if self._folding_soon is None:
+            self._folding_soon = self._loop.call_later(QUIET_S, self._fold_soon)
+        return True
+
+    def _fold_soon(self) -> None:
+        """The thread waits for a job and does not know what the loop has put into the journal."""
+        self._folding_soon = None
+        self.post(lambda _: None)
 
     def post(self, run: Callable[[Database], Any]) -> None:
         """Do this after what waits; nobody waits for it."""
-        self._jobs.put(_Call(run, lambda result, error: None))
+        self._put(_Call(run, lambda result, error: None))
 
     def ask_to_stop(self) -> asyncio.Future[Any]:
         """End the thread after what waits; the future tells when."""
+        if self._folding_soon is not None:
+            self._folding_soon.cancel()
         future = self.new_future()
-        self._jobs.put(_Call(Database.close, partial(_tell, future), last=True))
+        self._put(_Call(Database.close, partial(_tell, future), last=True))
         return future
 
     async def stop(self) -> None:
@@ -316,7 +361,8 @@ class _Worker:
                 self._taken.append(self._wait())
             group = self._take()
             ended = isinstance(group[0], _Call) and group[0].last
-            self._report(_run(self._database, group))
+            with self._at_work:
+                self._do(group)
 
     def _take(self, commits_only: bool = False) -> Sequence[_Job]:
         """The next call, or all commits that stand before it and fit into one transaction."""
@@ -338,7 +384,15 @@ class _Worker:
     def _let_commits_pass(self) -> None:
         """A call takes its time; what is committed meanwhile is not for it to see."""
         if group := self._take(commits_only=True):
-            self._report(_run(self._database, group))
+            self._do(group)
+
+    def _do(self, group: Sequence[_Job]) -> None:
+        """Perform it, tell the loop, and then tidy up if there was little to do."""
+        began = self._loop.time()
+        outcomes = _run(self._database, group)
+        few = isinstance(group[0], _Commit) and sum(len(job.rows) for job in group) <= FEW_ROWS
+        self._report(outcomes, began if few else None)
+        self._database.checkpoint(LOG_PAGES_KEPT if few else LOG_PAGES_MAX)
 
     def _wait(self) -> _Job:
         """For a job; in a quiet moment the journal is folded, a little at a time."""
@@ -347,9 +401,13 @@ class _Worker:
             try:
                 return self._jobs.get(timeout=pause_s)
             except queue.Empty:
+                if not self._pace.is_quiet(self._loop.time(), QUIET_S):
+                    continue
                 pause_s, journal.overrun = 0.0, False
                 try:
-                    journal.fold_some()
+                    with self._at_work:
+                        journal.fold_some()
+                        self._database.checkpoint(LOG_PAGES_KEPT)
                 except MeshError:
                     break  # whoever comes next tries again, and hears of it
                 except Exception:
@@ -357,10 +415,16 @@ class _Worker:
                     break
         return self._jobs.get()
 
-    def _report(self, outcomes: Sequence[_Outcome]) -> None:
+    def _report(self, outcomes: Sequence[_Outcome], began: float | None) -> None:
         # A loop that is closed has nobody left who waits.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(_resolve, outcomes)
+            self._loop.call_soon_threadsafe(self._hear, outcomes, began, self._loop.time())
+
+    def _hear(self, outcomes: Sequence[_Outcome], began: float | None, ended: float) -> None:
+        self._untold -= len(outcomes)
+        if began is not None:
+            self._pace.took(began, ended)
+        _resolve(outcomes)
 
 
 def _open(database: Database) -> None:

@@ -334,6 +334,10 @@ class Store(Protocol):
         """As `commit`, for who does not wait: `then` hears later, in the loop, why it failed or
         None."""
 
+    def commit_at_once(self, rows: Sequence[Row]) -> bool:
+        """As `commit`, before this returns, if that takes no longer than to begin one; else False,
+        and nothing is done. Raises what `commit` raises."""
+
     async def next_run(self, at_least: int = 0) -> int:
         """A number larger than any returned before, and at least `at_least`; durable on return."""
 

@@ -671,35 +671,47 @@ class Driver:
             self._keep_notes_soon()
 
     def _begin(self) -> bool:
-        """Commit the rows of all that waits; False when there were none, and it is done."""
+        """Commit the rows of all that waits; False when it is done already."""
         batch, self._waiting = self._waiting, []
         notes, self._notes = self._notes, []
         rows: list[Row] = [*notes]
         for effects in batch:
             rows += _rows(effects)
-        if rows:
-            self._batch = batch
-            self._store.begin(rows, partial(self._committed, notes))
-        else:
-            self._apply([each for effects in batch for each in effects])
-        return bool(rows)
+        try:
+            if not rows or self._store.commit_at_once(rows):
+                self._conclude(batch, notes, None)
+                return False
+        except MeshError as error:
+            self._conclude(batch, notes, error)
+            return False
+        self._batch = batch
+        self._store.begin(rows, partial(self._committed, notes))
+        return True
 
     def _committed(self, notes: list[OutState | Delivered], error: MeshError | None) -> None:
         batch, self._batch = self._batch, []
-        if self._mesh is None:
-            _tell(batch, error)  # the node ends, and nothing more comes of it
-            return
         try:
-            if error is None:
-                self._mesh.noted([*notes, *_noted(batch)])
-                self._apply([each for effects in batch for each in effects])
-            else:
-                # What waits was decided upon as if this had been kept: it goes the same way.
-                waiting, self._waiting = self._waiting, []
-                self._fail([*batch, *waiting, [Note(notes)]], error)
+            self._conclude(batch, notes, error)
         finally:
             self._go_on()
         self._arm()
+
+    def _conclude(
+        self,
+        batch: list[list[Effect]],
+        notes: list[OutState | Delivered],
+        error: MeshError | None,
+    ) -> None:
+        """The rows of these turns are durable: perform the rest of them. Or they are not."""
+        if self._mesh is None:
+            _tell(batch, error)  # the node ends, and nothing more comes of it
+        elif error is None:
+            self._mesh.noted([*notes, *_noted(batch)])
+            self._apply([each for effects in batch for each in effects])
+        else:
+            # What waits was decided upon as if this had been kept: it goes the same way.
+            waiting, self._waiting = self._waiting, []
+            self._fail([*batch, *waiting, [Note(notes)]], error)
 
     def _commit_notes(self) -> None:
         """What nothing rested on, when nothing else took it along."""

@@ -25,7 +25,11 @@ def later(self, rows, then):
     loop.call_soon(then, None)
     loop.call_later(0.3, lambda: begin(self, rows, lambda error: None))
 
-SqliteStore.begin = later
+def at_once(self, rows):
+    later(self, rows, lambda error: None)
+    return True
+
+SqliteStore.begin, SqliteStore.commit_at_once = later, at_once
 """
 
 

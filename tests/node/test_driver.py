@@ -274,3 +274,36 @@ def test_what_was_taken_back_in_an_earlier_run_does_not_count_as_waiting() -> No
             await driver.stop()
 
     asyncio.run(whole())
+
+
+def test_a_commit_at_once_is_performed_like_any_other() -> None:
+    async def script(driver: Driver, store: Sick) -> None:
+        store.at_once = True
+        for ident in ("m1", "m2"):
+            kept = accepted(driver, Message(ident, "text", "", 1))
+            assert kept.done(), "nothing was waited for"
+            assert [entry.id for entry in await store.outgoing(ident)] == [ident]
+        store.hold()  # from here on the disk is busy, and what comes waits in line
+        third, fourth = (accepted(driver, Message(each, "text", "", 1)) for each in ("m3", "m4"))
+        await asyncio.sleep(0)
+        assert not third.done()
+        store.let_go()
+        await asyncio.gather(third, fourth)
+        assert [entry.id for entry in await store.outgoing("m")] == ["m1", "m2", "m3", "m4"]
+
+    run(script)
+
+
+def test_a_commit_at_once_that_fails_suspends_delivery_and_is_told() -> None:
+    async def script(driver: Driver, store: Sick) -> None:
+        store.at_once = True
+        store.fail_next(StorageError("The disk is ill."))
+        kept = accepted(driver, Message("m", "text", "", 1))
+        with pytest.raises(StorageError, match="ill"):
+            await kept
+        assert driver.trouble
+        assert await store.outgoing("m") == []
+        with pytest.raises(StorageError, match="ill"):
+            driver.accept([(BOB.agent, Message("n", "text", "", 1))], (), [])
+
+    run(script)

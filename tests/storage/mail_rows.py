@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -58,3 +59,10 @@ def live(store: Store, *scripts: Callable[[Any], Awaitable[None]]) -> None:
                 await store.close()
 
     asyncio.run(lives())
+
+
+def torn_copy(path: Path, copy: Path) -> None:
+    """The database as a power cut might leave it: the end of what was logged last is missing."""
+    copy.write_bytes(path.read_bytes())
+    log = path.with_name(f"{path.name}-wal").read_bytes()
+    copy.with_name(f"{copy.name}-wal").write_bytes(log.rstrip(b"\0")[:-100])

@@ -14,7 +14,19 @@ from pathlib import Path
 
 import apsw
 import pytest
-from storage.mail_rows import EPOCH, OTHER, PEER, became, came, live, out, outs, receipt, word
+from storage.mail_rows import (
+    EPOCH,
+    OTHER,
+    PEER,
+    became,
+    came,
+    live,
+    out,
+    outs,
+    receipt,
+    torn_copy,
+    word,
+)
 
 from meshagent.core.messages import MessageState
 from meshagent.core.ports import NewEpoch, PeerRow, Watermark
@@ -259,15 +271,10 @@ def test_a_truncated_log_costs_only_its_last_commit(
     monkeypatch.setattr(sqlite_module, "QUIET_S", 600.0)  # else a fold may be what is cut off
     copy = path.with_name("copy.db")
 
-    def tear() -> None:
-        copy.write_bytes(path.read_bytes())
-        wal = path.with_name("mesh.db-wal").read_bytes()
-        copy.with_name("copy.db-wal").write_bytes(wal[:-100])
-
     async def script(store: SqliteStore) -> None:
         for row in outs(3):
             await store.commit([row])
-        tear()
+        torn_copy(path, copy)
 
     async def look(store: SqliteStore) -> None:
         assert [entry.seq for entry in await store.pending(PEER, 1, 9)] == [1, 2]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import apsw
 import pytest
+from storage.mail_rows import torn_copy
 
 from meshagent.core.ports import PeerRow
 from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
@@ -354,15 +355,10 @@ def test_a_truncated_database_says_so_and_never_loops(path: Path) -> None:
 def test_a_truncated_log_costs_only_its_end(path: Path) -> None:
     copy = path.with_name("copy.db")
 
-    def tear() -> None:
-        copy.write_bytes(path.read_bytes())
-        log = path.with_name("mesh.db-wal").read_bytes()
-        copy.with_name("copy.db-wal").write_bytes(log[:-100])
-
     async def script(store: SqliteStore) -> None:
         for row in ROWS:
             await store.commit([row])
-        tear()
+        torn_copy(path, copy)
 
     with_store(path, script)
     assert read(copy)[0] == {ALPHA, BETA}

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from storage.mail_rows import PEER, out
 
 from meshagent.core.ports import PeerRow, Store
 from meshagent.errors import StorageError
@@ -142,3 +143,22 @@ def test_close_finishes_what_waits(store: Store) -> None:
         await store.close()
 
     asyncio.run(script())
+
+
+def test_a_commit_at_once_is_a_commit_or_nothing(store: Store) -> None:
+    if isinstance(store, MemoryStore):
+        store.at_once = True
+    done: list[bool] = []
+
+    async def write(store: Store) -> None:
+        for number in range(1, 20):
+            done.append(store.commit_at_once([out(number)]))
+            if not done[-1]:
+                assert number not in [entry.seq for entry in await store.pending(PEER, 1, 99)]
+                await store.commit([out(number)])
+
+    async def look(store: Store) -> None:
+        assert [entry.seq for entry in await store.pending(PEER, 1, 99)] == list(range(1, 20))
+
+    run(store, write, look)
+    assert all(done) or isinstance(store, SqliteStore)

@@ -1,0 +1,217 @@
+"""Commits in the loop's own thread: as durable and in order as all others, never a long wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import apsw
+import pytest
+from storage.mail_rows import PEER, came, live, out, outs
+
+from meshagent.core.ports import NewEpoch, PeerRow, Row
+from meshagent.errors import LimitReached
+from meshagent.storage import database as database_module
+from meshagent.storage import pace as pace_module
+from meshagent.storage import sqlite as sqlite_module
+from meshagent.storage.database import FEW_ROWS, Database
+from meshagent.storage.journal import Journal
+from meshagent.storage.pace import Pace
+from meshagent.storage.sqlite import SqliteStore
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "mesh.db"
+
+
+@pytest.fixture(autouse=True)
+def a_quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine's is: a test that means a slow one says so."""
+    monkeypatch.setattr(pace_module, "QUICK_S", 60.0)
+
+
+async def at_once(store: SqliteStore, rows: list[Row]) -> None:
+    """As soon as the loop may: not right after another one."""
+    async with asyncio.timeout(20):
+        while not store.commit_at_once(rows):  # noqa: ASYNC110 - what it waits for is the clock
+            await asyncio.sleep(0)
+
+
+def wal(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+@pytest.mark.parametrize(
+    ("commits", "now", "allowed"),
+    [
+        ([], 9.0, False),  # nothing is known of the disk
+        ([(1.0, 1.001)], 1.0015, False),  # of a crowd: it has to share a sync
+        ([(1.0, 1.001)], 1.0021, True),
+        ([(1.0, 1.004)], 9.0, False),  # slow, and nobody has seen it quick since
+        ([(1.0, 1.004), (1.1, 1.101)], 9.0, False),  # quick, but what makes it slow may last
+        ([(1.0, 1.004), (1.3, 1.301)], 1.303, True),
+        ([(1.0, 2.0), (40.0, 40.001)], 49.0, False),  # a second's wait is long made up for
+        ([(1.0, 2.0), (53.0, 53.001)], 54.0, True),
+        ([(1.0, 1.001), (2.0, 2.004), (2.5, 2.504), (2.6, 2.601)], 9.0, False),
+    ],
+)
+def test_the_loop_waits_for_a_disk_that_is_quick_and_at_most_half_of_its_time(
+    monkeypatch: pytest.MonkeyPatch, commits: list[tuple[float, float]], now: float, allowed: bool
+) -> None:
+    monkeypatch.setattr(pace_module, "QUICK_S", 0.003)
+    pace = Pace()
+    for began, ended in commits:
+        pace.took(began, ended)
+    assert pace.allows(now) is allowed
+
+
+def test_it_is_durable_when_the_call_returns(path: Path) -> None:
+    copy = path.with_name("copy.db")
+
+    def take_copy() -> None:
+        """As a power cut leaves them."""
+        copy.write_bytes(path.read_bytes())
+        wal(copy).write_bytes(wal(path).read_bytes())
+
+    async def script(store: SqliteStore) -> None:
+        await store.commit([out(1)])
+        await at_once(store, [out(2), came("c")])
+        take_copy()
+
+    async def look(store: SqliteStore) -> None:
+        assert [entry.seq for entry in await store.pending(PEER, 1, 9)] == [1, 2]
+        assert [entry.id for entry in await store.inbox(0, 9)] == ["c"]
+
+    live(SqliteStore(path), script)
+    for each in (path, copy):
+        live(SqliteStore(each), look)
+
+
+def test_a_disk_that_is_slow_is_not_waited_for_in_the_loop(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace_module, "QUICK_S", 0.0)
+    loops, writers, real = threading.get_ident(), set[int](), Database.write
+
+    def write(database: Database, rows: list[Row]) -> None:
+        writers.add(threading.get_ident())
+        real(database, rows)
+
+    monkeypatch.setattr(Database, "write", write)
+
+    async def script(store: SqliteStore) -> None:
+        for row in outs(5):
+            assert not store.commit_at_once([row])
+            await store.commit([row])
+
+    live(SqliteStore(path), script)
+    assert writers
+    assert loops not in writers
+
+
+def test_it_never_passes_a_commit_that_waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, release, real = threading.Event(), threading.Event(), Database.write
+
+    def write(database: Database, rows: list[Row]) -> None:
+        begun.set()
+        assert release.wait(20)
+        real(database, rows)
+
+    async def script(store: SqliteStore) -> None:
+        await store.commit([out(1)])
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "write", write)
+            second = asyncio.ensure_future(store.commit([out(2)]))
+            await asyncio.sleep(0)
+            assert not store.commit_at_once([out(3)]), "handed in"
+            assert await asyncio.to_thread(begun.wait, 20)
+            assert not store.commit_at_once([out(3)]), "at work"
+            release.set()
+            await second
+        await at_once(store, [out(3)])
+        assert [entry.seq for entry in await store.pending(PEER, 1, 9)] == [1, 2, 3]
+
+    live(SqliteStore(path), script)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [PeerRow(PEER, b"k" * 32, ())],
+        [NewEpoch(b"epoch--2")],
+        outs(FEW_ROWS + 1),
+        [came("c", text="x" * 20_000)],
+    ],
+    ids=["peers", "new numbers", "many", "long"],
+)
+def test_what_takes_longer_than_a_sync_is_not_done_in_the_loop(path: Path, rows: list[Row]) -> None:
+    async def script(store: SqliteStore) -> None:
+        await store.commit([came("first")])
+        await at_once(store, [came("second")])
+        worker = store._worker
+        assert worker is not None
+        assert not worker._database.takes_at_once(rows)
+        assert worker._database.takes_at_once([out(1), came("c")])
+        worker._database.journal.overrun = True
+        assert not worker._database.takes_at_once([out(1)])
+
+    live(SqliteStore(path), script)
+
+
+def test_one_that_fails_is_not_kept_and_takes_no_number(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise apsw.FullError("disk full")
+
+    async def script(store: SqliteStore) -> None:
+        await store.commit([out(1)])
+        await at_once(store, [out(2)])
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "append", full)
+            with pytest.raises(LimitReached, match="disk is full"):
+                await at_once(store, [out(3)])
+        await at_once(store, [out(3, "again")])
+        assert [entry.id for entry in await store.pending(PEER, 1, 9)] == ["b1", "b2", "again"]
+
+    live(SqliteStore(path), script)
+
+
+def test_a_quiet_moment_brings_it_into_the_tables(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folded, real = threading.Event(), Journal.fold_some
+
+    def fold_some(journal: Journal) -> None:
+        real(journal)
+        folded.set()
+
+    async def script(store: SqliteStore) -> None:
+        await store.commit([out(1)])
+        await store.outbox(1)
+        monkeypatch.setattr(sqlite_module, "QUIET_S", 0.0)
+        await at_once(store, [out(2)])
+        monkeypatch.setattr(Journal, "fold_some", fold_some)
+        assert await asyncio.to_thread(folded.wait, 20)
+
+    live(SqliteStore(path), script)
+
+
+def test_the_log_of_lone_commits_never_grows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_module, "LOG_PAGES_KEPT", 60)
+    monkeypatch.setattr(sqlite_module, "LOG_PAGES_KEPT", 60)
+
+    async def script(store: SqliteStore) -> None:
+        worker = store._worker
+        assert worker is not None
+        size, longest = wal(path).stat().st_size, 0
+        for number in range(1, 200):
+            if not store.commit_at_once([out(number, text="x" * 900)]):
+                await store.commit([out(number, text="x" * 900)])
+            longest = max(longest, worker._database._log_pages)
+        assert 60 <= longest < 80
+        assert wal(path).stat().st_size == size == database_module.LOG_BYTES_KEPT
+
+    live(SqliteStore(path), script)
