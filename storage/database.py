@@ -22,7 +22,7 @@ from meshagent.storage.backup import Snapshot
 from meshagent.storage.decay import damaged_mail
 from meshagent.storage.files import mapped_errors
 from meshagent.storage.history import History
-from meshagent.storage.journal import JOURNAL_BYTES_MAX, Journal
+from meshagent.storage.journal import Journal
 from meshagent.storage.mail import MailTables
 from meshagent.storage.mounts import is_network_filesystem, mounted_filesystem
 from meshagent.storage.schema import (
@@ -53,7 +53,7 @@ CACHE_KIB_MAX = 16 * 1024  # holds the index over the ids of half a million mess
 QUARANTINE_NAMED_MAX = 20  # as many damaged rows are named in `facts`; all are counted
 SYNCHRONOUS_FULL = 2
 FEW_ROWS = 8  # of a commit that may be made in the loop's thread: one message and what comes along
-FEW_BYTES = 16 * 1024  # of their messages: what is beside the sync then takes well under 0.1 ms
+FEW_BYTES = 16 * 1024  # of such a commit: what is beside the sync then takes well under 0.1 ms
 _SMALL = {PeerRow, MetaRow}  # few, and found by their keys: they go to their tables at once
 _APART = {*_SMALL, NewEpoch}  # what no journal takes
 
@@ -121,6 +121,9 @@ class Database:
         with self.mapped("open"):
             self._connection = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READWRITE)
             self._connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+            # Nobody else has a use for a running agent's file: no locks, and no index of the log on
+            # the disk, for each commit. Before the first read, which would make that index.
+            self._connection.pragma("locking_mode", "EXCLUSIVE")
             self._connection.set_wal_hook(self._note_log)  # instead of SQLite's own checkpoints
             self.mail.prepare(self._connection)
             self._refuse_newer_schema()
@@ -167,16 +170,20 @@ class Database:
         elif mail:
             self.journal.clear()
 
-    def takes_at_once(self, rows: Sequence[Row]) -> bool:
-        """Whether to write these takes no longer than the disk needs for a sync."""
-        return (
-            len(rows) <= FEW_ROWS
-            and self.journal.size <= JOURNAL_BYTES_MAX // 2
-            and not self.journal.overrun
-            and self._log_pages < LOG_PAGES_KEPT
-            and _APART.isdisjoint(map(type, rows))
-            and sum([len(row.body) for row in rows if hasattr(row, "body")]) <= FEW_BYTES
-        )
+    def write_at_once(self, rows: Sequence[Row]) -> bool:
+        """As `write`, if that takes no longer than the disk needs for a sync; else False."""
+        if (
+            len(rows) > FEW_ROWS
+            or self._log_pages >= LOG_PAGES_KEPT
+            or not self.journal.has_room
+            or not _APART.isdisjoint(map(type, rows))
+        ):
+            return False
+        content = self.journal.packed(rows)
+        if len(content) > FEW_BYTES:
+            return False
+        self._append(content, rows)
+        return True
 
     def _note_log(self, connection: apsw.Connection, name: str, pages: int) -> int:
         self._log_pages = pages

@@ -89,10 +89,20 @@ class Journal:
             self.fold_some()
         if self.overrun and not self.size:
             return None
-        stretches: Iterable[tuple[type, Iterable[Any]]] = groupby(rows, type)
-        content: bytes = self._pack([(_CODES[kind], list(stretch)) for kind, stretch in stretches])
+        content = self.packed(rows)
         long = len(content) > LONG_BYTES * (MANY + len(rows))
         return None if long and self.size <= FOLD_BYTES else content
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a small commit fits in, and nothing has to be folded for it."""
+        return not self.overrun and self.size <= JOURNAL_BYTES_MAX // 2
+
+    def packed(self, rows: Sequence[Row]) -> bytes:
+        """The rows of a commit as one cell."""
+        stretches: Iterable[tuple[type, Iterable[Any]]] = groupby(rows, type)
+        content: bytes = self._pack([(_CODES[kind], list(stretch)) for kind, stretch in stretches])
+        return content
 
     def append(self, connection: apsw.Connection, content: bytes) -> None:
         """Durable with the transaction; then call `add`."""

@@ -186,6 +186,8 @@ class MailTables:
         """The next number for each peer once these are kept; all must be next in line."""
         after: dict[str, int] = {}
         new = [row for row in rows if type(row) is OutRow]
+        if not new:
+            return after
         for peer, stretch in groupby(new, attrgetter("peer")):
             known = after.get(peer) or self._numbers.get(peer)
             expected = known or self._next_seq(connection, peer)

@@ -318,9 +318,8 @@ class _Worker:
         if self._untold or not self._pace.allows(began) or not self._at_work.acquire(False):
             return False
         try:
-            if not self._database.takes_at_once(rows):
+            if not self._database.write_at_once(rows):
                 return False
-            self._database.write(rows)
         finally:
             self._at_work.release()
         self._pace.took(began, self._loop.time())

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import count, groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 from meshagent.core.effects import (
     Collect,
@@ -132,8 +133,7 @@ class Correspondent:
         return named >= self.out.floor and (named, answer.last) != self.checked
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """Whose mail this is, and how it came."""
 
     peer: AgentId
@@ -249,7 +249,7 @@ class Delivery:
 
     def accept_all(self, outgoing: Sequence[tuple[AgentId, Message]]) -> list[Effect]:
         """Take responsibility for all of them, or raise and take none."""
-        if self.pending + len(outgoing) > self._config.pending_max:
+        if self._pending + len(outgoing) > self._config.pending_max:
             raise LimitReached(
                 f"The outbox takes no more messages: {self.pending} are waiting.",
                 hint="Cancel what is no longer needed: meshagent outbox",
@@ -426,25 +426,26 @@ class Delivery:
 
     def _pump(self, peer: AgentId, now: float) -> list[Effect]:
         """All that may leave now; whoever changes a stream's times ends here."""
-        stream = self._peers[peer].out
-        effects = self._next_frames(peer, stream, now) if stream.linked else []
-        self._timers.set(peer, stream.due)
+        known = self._peers[peer]
+        effects = self._next_frames(peer, known, now) if known.out.linked else []
+        self._timers.set(peer, known.out.due)
         return effects
 
-    def _next_frames(self, peer: AgentId, stream: SendStream, now: float) -> list[Effect]:
+    def _next_frames(self, peer: AgentId, known: Correspondent, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        stream = known.out
         if not stream.greeted:
             effects += self._ask(peer, stream, now)
-        elif stream.busy_until <= now and not self._peers[peer].unproven:
-            while (frame := stream.next_frame()) is not None:
-                effects.append(Send(peer, frame))
+        elif stream.busy_until <= now and (known.answer is None or not known.unproven):
+            while stream.has_next:
+                effects.append(Send(peer, stream.next_frame()))
             if stream.first_sent:
                 effects.append(ReceiptChanged(peer, stream.first_sent, MessageState.SENT, ""))
                 stream.first_sent = []
-            if stream.on_wire and stream.answer_due is None:
+            if stream.answer_due is None and stream.on_wire:
                 stream.answer_due = now + self._patience(stream)
         if stream.wants_more():
-            effects.append(self._load(self._peers[peer], peer, stream.loaded + 1, LOAD_ITEMS_MAX))
+            effects.append(self._load(known, peer, stream.loaded + 1, LOAD_ITEMS_MAX))
         return effects
 
     def _ask(self, peer: AgentId, stream: SendStream, now: float) -> list[Effect]:
@@ -463,7 +464,7 @@ class Delivery:
             stream.greeted, stream.answer_due = True, None
         if ack.epoch == NO_EPOCH:
             return self._pump(peer, now)  # it has nothing of ours
-        lost = any(why == FORGOTTEN and seq >= stream.floor for seq, why in ack.exceptions)
+        lost = [seq for seq, why in ack.exceptions if why == FORGOTTEN and seq >= stream.floor]
         if lost or ack.upto >= stream.next_seq:
             return self._start_over(known, now) + self._pump(peer, now)
         if known.answer is None or ack.upto >= known.answer.upto:
@@ -507,21 +508,12 @@ class Delivery:
         self, known: Correspondent, peer: AgentId, ack: MailAck, now: float, now_ms: int
     ) -> list[Effect]:
         stream = known.out
-        exceptions = dict(ack.exceptions)
-        unsaid = [
-            item
-            for seq, why in ack.exceptions
-            if not why and seq <= ack.upto and (item := stream.find(seq)) is not None
-            if not stream.withdrawn(seq)
-        ]
-        strange = [item for item in unsaid if self._never_withdrawn(item, ack, now, now_ms)]
         effects: list[Effect] = []
-        for item in unsaid:
-            if item not in strange:  # its recipient saw that its time was up before we did
-                effects += self._withdraw(peer, item.seq, item.id, MessageState.EXPIRED, now_ms)
-        if strange:
-            return effects + self._start_over(known, now)
-        waiting = stream.waiting
+        if ack.exceptions:
+            effects, strange = self._withdraw_unsaid(peer, stream, ack, now, now_ms)
+            if strange:
+                return effects + self._start_over(known, now)
+        floor, exceptions = stream.floor, dict(ack.exceptions)
         settled = stream.settle(min(ack.upto, stream.loaded))
         withdrawn = {seq for seq in stream.states if stream.withdrawn(seq)}
         for plain, items in _by_kind(settled, exceptions.keys() | withdrawn):
@@ -532,13 +524,30 @@ class Delivery:
                     why, state = exceptions.get(item.seq), stream.withdrawn(item.seq)
                     effects += self._settle_one(peer, item, why, state, now_ms)
         stream.forget_states()
-        self._pending -= waiting - stream.waiting
+        self._pending -= stream.floor - floor
         if effects:
             stream.failures = 0
             stream.answer_due = now + self._config.answer_s if stream.on_wire else None
         if stream.floor > ack.upto:
             known.answer = None
         return effects
+
+    def _withdraw_unsaid(
+        self, peer: AgentId, stream: SendStream, ack: MailAck, now: float, now_ms: int
+    ) -> tuple[list[Effect], bool]:
+        """Its recipient saw that the time of some was up before we did; or it means others."""
+        unsaid = [
+            item
+            for seq, why in ack.exceptions
+            if not why and seq <= ack.upto and (item := stream.find(seq)) is not None
+            if not stream.withdrawn(seq)
+        ]
+        strange = [item for item in unsaid if self._never_withdrawn(item, ack, now, now_ms)]
+        effects: list[Effect] = []
+        for item in unsaid:
+            if item not in strange:
+                effects += self._withdraw(peer, item.seq, item.id, MessageState.EXPIRED, now_ms)
+        return effects, bool(strange)
 
     def _settle_one(
         self, peer: AgentId, item: Item, why: str | None, withdrawn: MessageState | None,
@@ -633,33 +642,36 @@ class Delivery:
             known.inward[mail.epoch] = ReceiveStream()
         stream = known.inward[mail.epoch] = known.inward.pop(mail.epoch)  # the latest comes last
         arrival = Arrival(peer, mail.epoch, now_ms, spooled)
-        if stream.distrusts(mail, spooled) or arrival.brings_back(stream.withdrawn_in(mail)):
+        if (spooled or stream.doubted or mail.first <= stream.seq) and (
+            stream.distrusts(mail, spooled) or arrival.brings_back(stream.withdrawn_in(mail))
+        ):
             return self._answer(peer, mail.epoch)  # it names what we have: the sender starts over
         if mail.floor > stream.seq + 1:
             self.refused["mail of a lost database"] += 1
             stream.skip_to(mail.floor)
-        stream.forget_below(mail.floor)
+        if stream.exceptions:
+            stream.forget_below(mail.floor)
         mode = _GAP if mail.first > stream.seq + 1 else _WELL
         before, news, busy = stream.seq, News(), list[Effect]()
         for seq, body in enumerate(mail.items, mail.first):
             if seq != stream.seq + 1:
                 continue
-            if not self._has_room(stream) or not self._take_one(arrival, stream, seq, body, news):
+            if not self._take_one(arrival, stream, seq, body, news):
                 mode = _BUSY
                 known.told_busy = True
                 busy = self._count_again()
                 break
         if stream.seq != before:
-            news.rows.append(self._watermark(peer, mail.epoch, stream))
-        return news.effects(peer) + busy + self._answer(peer, mail.epoch, mode)
-
-    def _has_room(self, stream: ReceiveStream) -> bool:
-        return not self._is_full() and len(stream.exceptions) < MAIL_ITEMS_MAX
+            last, exceptions = stream.last, stream.all_exceptions
+            news.rows.append(Watermark(peer, mail.epoch, stream.seq, last, exceptions))
+        return news.effects(peer) + busy + [Send(peer, stream.answer(mail.epoch, mode))]
 
     def _take_one(
         self, arrival: Arrival, stream: ReceiveStream, seq: int, body: bytes | None, news: News
     ) -> bool:
         """Whether it was taken; if not, it and all behind it have to wait."""
+        if self.unread >= self._config.unread_max or len(stream.exceptions) >= MAIL_ITEMS_MAX:
+            return False
         if body is None:
             stream.seq, stream.exceptions[seq] = seq, ""
             return True
@@ -667,7 +679,7 @@ class Delivery:
             message = parse_body(body)
             if message.attachments and self._is_crowded(arrival.peer):
                 return False
-            if arrival.is_late(message):
+            if arrival.spooled and arrival.is_late(message):
                 stream.seq, stream.exceptions[seq] = seq, ""
                 return True
             stream.seq, stream.unhashed = seq, body
@@ -746,12 +758,7 @@ class Delivery:
 
     def _answer(self, peer: AgentId, epoch: bytes, mode: int = 0) -> list[Effect]:
         stream = self._peer(peer).inward.get(epoch) or ReceiveStream()
-        exceptions = tuple(sorted(stream.exceptions.items()))
-        return [Send(peer, MailAck(epoch, stream.seq, stream.last, mode, exceptions))]
-
-    def _watermark(self, peer: AgentId, epoch: bytes, stream: ReceiveStream) -> Watermark:
-        exceptions = tuple(sorted(stream.exceptions.items()))
-        return Watermark(peer, epoch, stream.seq, stream.last, exceptions)
+        return [Send(peer, stream.answer(epoch, mode))]
 
     def _latest_epoch(self, known: Correspondent) -> bytes:
         return next(reversed(known.inward), NO_EPOCH)

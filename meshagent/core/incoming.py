@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from meshagent.core.frames import HASH_BYTES, Mail
+from meshagent.core.frames import HASH_BYTES, Mail, MailAck
 from meshagent.core.messages import body_hash
 
 __all__ = ["FORGOTTEN", "NO_HASH", "ReceiveStream", "last_that_came"]
@@ -43,6 +43,15 @@ class ReceiveStream:
         if self.unhashed is not None:
             self.known, self.unhashed = body_hash(self.unhashed), None
         return self.known
+
+    @property
+    def all_exceptions(self) -> tuple[tuple[int, str], ...]:
+        """By number, as they are told and kept."""
+        return tuple(sorted(self.exceptions.items())) if self.exceptions else ()
+
+    def answer(self, epoch: bytes, mode: int) -> MailAck:
+        """What its sender hears of it."""
+        return MailAck(epoch, self.seq, self.last, mode, self.all_exceptions)
 
     def forget_last(self) -> None:
         """Nobody can tell any more which message was the last."""

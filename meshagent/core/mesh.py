@@ -218,7 +218,7 @@ class Mesh:
                 hint="See 'meshagent status'; it goes on by itself when the disk is well.",
             )
         for peer in {peer for peer, _ in outgoing}:
-            if not self._is_linked(peer):
+            if self.links.link_to(peer) is None:
                 self.links.hurry(peer, now)
         return self.delivery.accept_all(outgoing)  # nothing of it is for another engine
 

@@ -76,6 +76,8 @@ class SendStream:
     @property
     def due(self) -> float | None:
         """When something has to be done if nothing is heard."""
+        if not self.busy_until and self.gap_due is None:  # most often
+            return self.answer_due
         times = (self.answer_due, self.busy_until or None, self.gap_due)
         return min([each for each in times if each is not None], default=None)
 
@@ -114,7 +116,7 @@ class SendStream:
         return (
             self.linked
             and not self.loading
-            and self.loaded < self.durable
+            and self.floor + len(self.items) <= self.durable
             and len(self.items) < WINDOW_ITEMS_MAX // 2
             and self._has_room()
         )
@@ -146,13 +148,16 @@ class SendStream:
         state = self.states.get(seq)
         return state if state in WITHDRAWN else None
 
-    def next_frame(self) -> Mail | None:
-        """The next batch for the wire; only what is durable here leaves."""
+    @property
+    def has_next(self) -> bool:
+        """Whether something in memory may leave: only what is durable here does."""
+        return self.sent < self.durable and self.sent + 1 < self.floor + len(self.items)
+
+    def next_frame(self) -> Mail:
+        """The next batch for the wire, when `has_next`."""
         first = self.sent + 1
         last = min(self.loaded, self.durable, self.sent + MAIL_ITEMS_MAX)
         items = list(islice(self.items, first - self.floor, last + 1 - self.floor))
-        if not items:
-            return None
         if self.loaded_bytes > FRAME_BYTES_MAX:
             sizes = accumulate([ITEM_BYTES + len(item.body) for item in items])
             fitting = sum(1 for size in takewhile(FRAME_BYTES_MAX.__ge__, sizes))
@@ -181,7 +186,8 @@ class SendStream:
 
     def forget_states(self) -> None:
         """Of what is settled."""
-        self.states = {seq: state for seq, state in self.states.items() if seq >= self.floor}
+        if self.states:
+            self.states = {seq: each for seq, each in self.states.items() if seq >= self.floor}
 
     def withdraw(self, seq: int, ident: str, state: MessageState) -> bool:
         """Its number travels as nothing from now on; False when that was so before."""

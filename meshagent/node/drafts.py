@@ -66,7 +66,7 @@ class Drafts:
     ) -> asyncio.Future[list[Receipt]]:
         """Accept each text for each recipient; the future tells when all are durable."""
         self.check(recipients, kind)
-        kept = asyncio.get_running_loop().create_future()
+        kept: asyncio.Future[list[Receipt]] = asyncio.Future()
         self._add(Draft(kept, recipients, texts, kind, data, thread, reply_to, ttl_s, attached, ()))
         return kept
 
@@ -82,7 +82,7 @@ class Drafts:
 
     async def tell(self, sender: AgentId, news: dict[str, str], row: Row) -> None:
         """Keep what became of a message of this sender, and let it know, in one commit."""
-        kept = asyncio.get_running_loop().create_future()
+        kept: asyncio.Future[list[Receipt]] = asyncio.Future()
         self._add(Draft(kept, (sender,), ("",), RECEIPT_KIND, news, "", "", None, (), (row,)))
         await kept
 

@@ -339,9 +339,12 @@ class Driver:
         if (error := self._suspended_by) is not None:
             raise type(error)(error.message, hint=error.hint, **error.data)
         taken = self.mesh.accept(outgoing, self._loop.time())
-        if any(message.expires_ms for _, message in outgoing):
+        if [1 for _, message in outgoing if message.expires_ms]:
             waiters[0][0].add_done_callback(self._look_at_expiries)  # not before the disk has it
-        return [Persist(rows), *taken, Accepted(waiters)]
+        if rows:
+            taken.insert(0, Persist(rows))
+        taken.append(Accepted(waiters))
+        return taken
 
     def _look_at_expiries(self, kept: asyncio.Future[Any]) -> None:
         self._house.set()
@@ -462,7 +465,7 @@ class Driver:
             self.perform(self.mesh.collect(sender, message, now))
 
     def _wall_ms(self, now: float) -> int:
-        return int((now + self.clock_offset) * 1000)
+        return time.time_ns() // 1_000_000  # which `now` is in the engine's clock
 
     async def backup(self, path: str) -> None:
         """A copy of everything this agent keeps, while it runs."""
@@ -631,7 +634,11 @@ class Driver:
 
     def perform(self, effects: list[Effect]) -> None:
         """One turn: commit, then send, then report, behind all that was decided before."""
-        if may_pass(effects) and not overtakes(effects, chain(self._batch, self._waiting)):
+        if (
+            (self._committing or self._waiting)  # else there is nothing to pass
+            and may_pass(effects)
+            and not overtakes(effects, chain(self._batch, self._waiting))
+        ):
             if notes := _noted([effects]):
                 self._note(notes)
             self._apply(effects)
@@ -639,7 +646,8 @@ class Driver:
             self._waiting.append(effects)
             if not self._committing:
                 self._go_on()
-        self._arm()
+        if self._looking is None:
+            self._arm()
 
     def _note(self, notes: list[OutState | Delivered]) -> None:
         """With the next commit, and behind whatever was decided before."""
@@ -674,19 +682,18 @@ class Driver:
         """Commit the rows of all that waits; False when it is done already."""
         batch, self._waiting = self._waiting, []
         notes, self._notes = self._notes, []
-        rows: list[Row] = [*notes]
-        for effects in batch:
-            rows += _rows(effects)
+        rows: list[Row] = notes + _rows(chain.from_iterable(batch))
+        error: MeshError | None = None
         try:
-            if not rows or self._store.commit_at_once(rows):
-                self._conclude(batch, notes, None)
-                return False
-        except MeshError as error:
+            done = not rows or self._store.commit_at_once(rows)
+        except MeshError as failure:
+            done, error = True, failure
+        if done:
             self._conclude(batch, notes, error)
-            return False
-        self._batch = batch
-        self._store.begin(rows, partial(self._committed, notes))
-        return True
+        else:
+            self._batch = batch
+            self._store.begin(rows, partial(self._committed, notes))
+        return not done
 
     def _committed(self, notes: list[OutState | Delivered], error: MeshError | None) -> None:
         batch, self._batch = self._batch, []
@@ -706,8 +713,9 @@ class Driver:
         if self._mesh is None:
             _tell(batch, error)  # the node ends, and nothing more comes of it
         elif error is None:
-            self._mesh.noted([*notes, *_noted(batch)])
-            self._apply([each for effects in batch for each in effects])
+            self._apply([*chain.from_iterable(batch)])
+            if self._mesh is not None and (noted := notes + _noted(batch)):
+                self._mesh.noted(noted)
         else:
             # What waits was decided upon as if this had been kept: it goes the same way.
             waiting, self._waiting = self._waiting, []
@@ -749,6 +757,7 @@ class Driver:
         flush: dict[tuple[AgentId, bytes], int] = {}
         reports: list[Effect] = []
         collect: list[tuple[AgentId, Message]] = []
+        accepted: list[Waiter] = []
         for effect in effects:
             # Those that every message brings come first: the order of the cases is their cost.
             match effect:
@@ -760,7 +769,7 @@ class Driver:
                 case ReceiptChanged() | Deliver() | PeerChanged() | CloneFound():
                     reports.append(effect)
                 case Accepted(waiters):
-                    _answer(waiters, None)
+                    accepted += waiters
                 case Flush(peer, epoch, upto):
                     flush[peer, epoch] = upto
                 case Transmit(link, frame):
@@ -783,12 +792,19 @@ class Driver:
             if self._mesh is not None:
                 self.perform(self._mesh.flush(peer, epoch, upto, self._loop.time()))
             self.post.pending(peer)
-        for sender, message in collect:
+        if collect:
+            self._collect(collect)
+        _answer(accepted, None)
+        if reports:
+            self._report(reports)
+
+    def _collect(self, held: Sequence[tuple[AgentId, Message]]) -> None:
+        """These are durable: get what they name."""
+        for sender, message in held:
             if self._mesh is not None:
                 self.perform(self._mesh.collect(sender, message, self._loop.time()))
-        if any(message.expires_ms for _, message in collect):
+        if any(message.expires_ms for _, message in held):
             self._watch_expiry()
-        self._report(reports)
 
     def _report(self, reports: list[Effect]) -> None:
         came = False

@@ -110,7 +110,7 @@ class Receipt:
 
     def _change(self, rank: int = 0) -> asyncio.Future[None]:
         """Done when it has come so far, or has ended: nobody is woken for less."""
-        change = asyncio.get_running_loop().create_future()
+        change: asyncio.Future[None] = asyncio.Future()
         before = self._waiting
         self._waiting = ((rank, change),)
         if before:  # who asks often leaves one behind, not many

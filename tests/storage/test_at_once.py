@@ -152,10 +152,10 @@ def test_what_takes_longer_than_a_sync_is_not_done_in_the_loop(path: Path, rows:
         await at_once(store, [came("second")])
         worker = store._worker
         assert worker is not None
-        assert not worker._database.takes_at_once(rows)
-        assert worker._database.takes_at_once([out(1), came("c")])
+        assert not worker._database.write_at_once(rows)
+        assert worker._database.write_at_once([out(1), came("c")])
         worker._database.journal.overrun = True
-        assert not worker._database.takes_at_once([out(1)])
+        assert not worker._database.write_at_once([out(2)])
 
     live(SqliteStore(path), script)
 

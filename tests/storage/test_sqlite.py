@@ -451,3 +451,18 @@ def test_each_database_error_has_a_meaning(
     assert type(told) is kind
     assert told.message.startswith("Can't write to /x/mesh.db: ")
     assert told.hint
+
+
+def test_a_running_agents_file_is_nobody_elses_and_needs_no_companion_but_its_log(
+    path: Path,
+) -> None:
+    async def script(store: SqliteStore) -> None:
+        await store.commit([ALPHA])
+        assert sorted(each.name for each in path.parent.iterdir()) == ["mesh.db", "mesh.db-wal"]
+        other = apsw.Connection(str(path))
+        with pytest.raises(apsw.BusyError):
+            other.execute("SELECT * FROM peers").fetchall()
+        other.close()
+
+    with_store(path, script)
+    assert read(path)[0] == {ALPHA}
