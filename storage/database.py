@@ -22,7 +22,7 @@ from meshagent.storage.backup import Snapshot
 from meshagent.storage.decay import damaged_mail
 from meshagent.storage.files import mapped_errors
 from meshagent.storage.history import History
-from meshagent.storage.journal import Journal
+from meshagent.storage.journal import JOURNAL_BYTES_MAX, Journal, is_long
 from meshagent.storage.mail import MailTables
 from meshagent.storage.mounts import is_network_filesystem, mounted_filesystem
 from meshagent.storage.schema import (
@@ -39,7 +39,7 @@ from meshagent.storage.texts import Texts
 if TYPE_CHECKING:
     import apsw
 
-__all__ = ["Database", "database_error"]
+__all__ = ["AT_ONCE_ROWS_MAX", "Database", "database_error", "log_pages_max"]
 
 T = TypeVar("T")
 
@@ -52,8 +52,9 @@ WAL_BYTES_MAX = 8 * 1024 * 1024  # what a burst leaves of the log after a checkp
 CACHE_KIB_MAX = 16 * 1024  # holds the index over the ids of half a million messages
 QUARANTINE_NAMED_MAX = 20  # as many damaged rows are named in `facts`; all are counted
 SYNCHRONOUS_FULL = 2
-FEW_ROWS = 8  # of a commit that may be made in the loop's thread: one message and what comes along
-FEW_BYTES = 16 * 1024  # of such a commit: what is beside the sync then takes well under 0.1 ms
+LONE_ROWS = 8  # one message and what comes along: what counts is how long it takes
+AT_ONCE_ROWS_MAX = 512  # of a commit in the loop's thread: as many as come to it in a pass or two
+AT_ONCE_BYTES_MAX = 256 * 1024  # of such a commit: half a ms beside the sync
 _SMALL = {PeerRow, MetaRow}  # few, and found by their keys: they go to their tables at once
 _APART = {*_SMALL, NewEpoch}  # what no journal takes
 
@@ -173,14 +174,15 @@ class Database:
     def write_at_once(self, rows: Sequence[Row]) -> bool:
         """As `write`, if that takes no longer than the disk needs for a sync; else False."""
         if (
-            len(rows) > FEW_ROWS
-            or self._log_pages >= LOG_PAGES_KEPT
-            or not self.journal.has_room
+            len(rows) > AT_ONCE_ROWS_MAX
+            or self._log_pages >= log_pages_max(len(rows))
+            or self.journal.overrun
+            or self.journal.size > JOURNAL_BYTES_MAX - AT_ONCE_BYTES_MAX
             or not _APART.isdisjoint(map(type, rows))
         ):
             return False
         content = self.journal.packed(rows)
-        if len(content) > FEW_BYTES:
+        if len(content) > AT_ONCE_BYTES_MAX or is_long(content, len(rows)):
             return False
         self._append(content, rows)
         return True
@@ -512,6 +514,11 @@ class Database:
             # A restore that failed half-way may leave it so.
             raise StorageError(f"The store {self.path} is not open.", path=str(self.path))
         return self._connection
+
+
+def log_pages_max(rows: int) -> int:
+    """How long the log may be for a commit of so many rows."""
+    return LOG_PAGES_KEPT if rows <= LONE_ROWS else LOG_PAGES_MAX
 
 
 def _put(connection: apsw.Connection, rows: Sequence[Any]) -> None:

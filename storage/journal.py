@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from meshagent.storage.database import Database
 
-__all__ = ["JOURNAL_BYTES_MAX", "Journal"]
+__all__ = ["JOURNAL_BYTES_MAX", "Journal", "is_long"]
 
 JOURNAL_BYTES_MAX = 4 * 1024 * 1024  # in memory too: some 12,000 short messages
 LONG_BYTES = 1024  # a row, on average of
@@ -81,8 +81,7 @@ class Journal:
     def takes(self, rows: Sequence[Row]) -> bytes | None:
         """The rows as one cell, or None: then they go to the tables, with what waits here.
 
-        So it is in a flood, and with long messages: to write these twice takes longer than to find
-        their places.
+        So it is in a flood, and with long messages.
         """
         self.overrun = self.overrun or self.size > JOURNAL_BYTES_MAX
         if self.overrun and self.size:
@@ -90,13 +89,7 @@ class Journal:
         if self.overrun and not self.size:
             return None
         content = self.packed(rows)
-        long = len(content) > LONG_BYTES * (MANY + len(rows))
-        return None if long and self.size <= FOLD_BYTES else content
-
-    @property
-    def has_room(self) -> bool:
-        """Whether a small commit fits in, and nothing has to be folded for it."""
-        return not self.overrun and self.size <= JOURNAL_BYTES_MAX // 2
+        return None if is_long(content, len(rows)) and self.size <= FOLD_BYTES else content
 
     def packed(self, rows: Sequence[Row]) -> bytes:
         """The rows of a commit as one cell."""
@@ -229,6 +222,11 @@ class Journal:
                 if isinstance(row, OutRow):
                     lost.append(Lost(row.peer.encode(), row.seq, name, 0))
         close_gaps(connection, lost)
+
+
+def is_long(content: bytes, rows: int) -> bool:
+    """Whether it takes longer to write these rows twice than to find their places."""
+    return len(content) > LONG_BYTES * (MANY + rows)
 
 
 def _is_of_a_row(error: Exception) -> bool:

@@ -31,7 +31,7 @@ class Pace:
         return self._quick and now >= self._next_at
 
     def took(self, began: float, ended: float) -> None:
-        """A small commit was made, wherever."""
+        """A commit that the loop may make was made, wherever."""
         self._ended, self._next_at = ended, ended + (ended - began)
         if ended - began > QUICK_S:
             self._quick, self._rests_until = False, ended + RESTS * (ended - began)

@@ -1,8 +1,8 @@
 """The store on disk: a `Database` in a thread of its own, behind the `Store` port.
 
 Decides how work reaches that thread: in order, with all commits that wait side by side put into
-one transaction. A small commit that nothing waits for is made in the loop's own thread while the
-disk is quick (`pace.py`); else the loop is never held up. Invariants: a `commit` that returned is
+one transaction. A commit that has none before it is made in the loop's own thread while the disk
+is quick (`pace.py`); else the loop is never held up. Invariants: a `commit` that returned is
 on the disk; one that raised is not; of one that was cancelled, all rows are or none. One thread at
 a time uses the database.
 """
@@ -33,7 +33,7 @@ from meshagent.core.ports import (
 from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
 from meshagent.storage.attached import blobs, names_blob
 from meshagent.storage.backup import Snapshot, restore_database
-from meshagent.storage.database import FEW_ROWS, LOG_PAGES_KEPT, LOG_PAGES_MAX, Database
+from meshagent.storage.database import AT_ONCE_ROWS_MAX, Database, log_pages_max
 from meshagent.storage.pace import Pace
 from meshagent.storage.texts import DIRECTIONS, LogPage, Wanted, match_query
 
@@ -389,9 +389,9 @@ class _Worker:
         """Perform it, tell the loop, and then tidy up if there was little to do."""
         began = self._loop.time()
         outcomes = _run(self._database, group)
-        few = isinstance(group[0], _Commit) and sum(len(job.rows) for job in group) <= FEW_ROWS
-        self._report(outcomes, began if few else None)
-        self._database.checkpoint(LOG_PAGES_KEPT if few else LOG_PAGES_MAX)
+        rows = sum([len(job.rows) for job in group if isinstance(job, _Commit)])
+        self._report(outcomes, began if 0 < rows <= AT_ONCE_ROWS_MAX else None)
+        self._database.checkpoint(log_pages_max(rows))
 
     def _wait(self) -> _Job:
         """For a job; in a quiet moment the journal is folded, a little at a time."""
@@ -406,7 +406,7 @@ class _Worker:
                 try:
                     with self._at_work:
                         journal.fold_some()
-                        self._database.checkpoint(LOG_PAGES_KEPT)
+                        self._database.checkpoint(log_pages_max(0))
                 except MeshError:
                     break  # whoever comes next tries again, and hears of it
                 except Exception:

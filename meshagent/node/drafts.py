@@ -26,7 +26,7 @@ from meshagent.node.letters import Receipt
 __all__ = ["DEFAULT_KIND", "Drafts"]
 
 DEFAULT_KIND = "text"
-CROWD_MAX = 128  # taken in at once: the disk writes the first while the next become messages
+CROWD_MAX = 256  # taken in at once: these are at the disk or the peer while others come
 NO_HEADERS: dict[str, str] = {}  # never changed, as nothing of a message is
 
 

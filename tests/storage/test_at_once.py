@@ -15,7 +15,7 @@ from meshagent.errors import LimitReached
 from meshagent.storage import database as database_module
 from meshagent.storage import pace as pace_module
 from meshagent.storage import sqlite as sqlite_module
-from meshagent.storage.database import FEW_ROWS, Database
+from meshagent.storage.database import AT_ONCE_ROWS_MAX, Database
 from meshagent.storage.journal import Journal
 from meshagent.storage.pace import Pace
 from meshagent.storage.sqlite import SqliteStore
@@ -141,7 +141,7 @@ def test_it_never_passes_a_commit_that_waits(path: Path, monkeypatch: pytest.Mon
     [
         [PeerRow(PEER, b"k" * 32, ())],
         [NewEpoch(b"epoch--2")],
-        outs(FEW_ROWS + 1),
+        outs(AT_ONCE_ROWS_MAX + 1),
         [came("c", text="x" * 20_000)],
     ],
     ids=["peers", "new numbers", "many", "long"],
@@ -201,7 +201,6 @@ def test_a_quiet_moment_brings_it_into_the_tables(
 
 def test_the_log_of_lone_commits_never_grows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database_module, "LOG_PAGES_KEPT", 60)
-    monkeypatch.setattr(sqlite_module, "LOG_PAGES_KEPT", 60)
 
     async def script(store: SqliteStore) -> None:
         worker = store._worker
