@@ -11,7 +11,7 @@ from __future__ import annotations
 __all__ = ["Pace"]
 
 QUICK_S = 0.003  # a loop is held up as long by many another callback
-RESTS = 50  # times as long as a slow commit took: so these take 2% of the loop's time at the most
+RESTS = 20  # times as long as a slow commit took: so these take 5% of the loop's time at the most
 
 
 class Pace:

@@ -516,14 +516,14 @@ class Delivery:
         floor, exceptions = stream.floor, dict(ack.exceptions)
         settled = stream.settle(min(ack.upto, stream.loaded))
         withdrawn = {seq for seq in stream.states if stream.withdrawn(seq)}
-        for plain, items in _by_kind(settled, exceptions.keys() | withdrawn):
+        for plain, items in _by_kind(settled, stream.special | withdrawn | exceptions.keys()):
             if plain:
                 effects += _arrived(peer, list(items), now_ms)
             else:
                 for item in items:
                     why, state = exceptions.get(item.seq), stream.withdrawn(item.seq)
                     effects += self._settle_one(peer, item, why, state, now_ms)
-        stream.forget_states()
+        stream.forget_settled()
         self._pending -= stream.floor - floor
         if effects:
             stream.failures = 0
@@ -778,14 +778,8 @@ class Delivery:
         return known
 
 
-def _by_kind(items: Sequence[Item], spoken_of: Set[int]) -> Iterable[tuple[bool, Iterable[Item]]]:
-    """Stretches of those of which an answer that covers them says all there is to say, and others.
-
-    Most often it is one stretch of the former.
-    """
-    special = {
-        item.seq for item in items if item.expires_ms or item.attached or item.seq in spoken_of
-    }
+def _by_kind(items: Sequence[Item], special: Set[int]) -> Iterable[tuple[bool, Iterable[Item]]]:
+    """Stretches of those that are not special, and of those that are; most often there are none."""
     if not special:
         return [(True, items)] if items else []
     return groupby(items, lambda item: item.seq not in special)

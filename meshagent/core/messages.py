@@ -88,6 +88,9 @@ class Message(NamedTuple):
     hops: int = 0
 
 
+_NOTHING_ELSE = Message("", "", "", 0)[4:]
+
+
 class MessageIds:
     """Ids that sort by the time they were made, so that an index grows at its end.
 
@@ -140,7 +143,7 @@ def pack_body(message: Message) -> bytes:
                 hint="Send it as an attachment instead.",
             )
     if message.data is None and not message.headers and not message.attachments:
-        if not _is_well_formed(*message):
+        if not (_is_plain_text(message) or _is_well_formed(*message)):
             raise UsageError(f"The message can't be sent: {_MALFORMED}")
         return body
     try:
@@ -163,6 +166,19 @@ def parse_body(body: bytes) -> Message:
     if message.attachments:
         return message._replace(attachments=parse_attachments(message.attachments))
     return message
+
+
+def _is_plain_text(message: Message) -> bool:
+    """Whether it is well-formed and nothing but a text, as most are: that is seen at a glance."""
+    return (
+        message[4:] == _NOTHING_ELSE
+        and message.kind == _USUAL_KIND
+        and type(message.text) is type(message.id) is str
+        and 0 < len(message.id) <= SHORT_CHARACTERS_MAX
+        and message.id.isprintable()
+        and type(message.created_ms) is int
+        and 0 <= message.created_ms < _NUMBERS_END
+    )
 
 
 def _is_well_formed(

@@ -44,6 +44,9 @@ class SendStream:
     loaded_bytes: int = 0
     states: dict[int, MessageState] = field(default_factory=dict)
     """How those in memory stand that are more than queued: withdrawn, or further than that."""
+    special: set[int] = field(default_factory=set)
+    """Those in memory of which an answer that covers them does not say all there is to say: they
+    may expire, or have attachments."""
     sent: int = 0
     ever_sent: int = 0
     """Up to here all were on the wire once, if only on a link that is gone."""
@@ -110,6 +113,8 @@ class SendStream:
                     break
                 self.items.append(row)
                 self.loaded_bytes += ITEM_BYTES + len(row.body)
+                if row.expires_ms or row.blobs:
+                    self.special.add(row.seq)
 
     def wants_more(self) -> bool:
         """Whether the next ones should be read from disk."""
@@ -136,6 +141,8 @@ class SendStream:
             if entry.seq == self.loaded + 1 and self._has_room():
                 self.items.append(entry)
                 self.loaded_bytes += ITEM_BYTES + len(entry.body)
+                if entry.expires_ms or entry.attached:
+                    self.special.add(entry.seq)
                 state = MessageState(entry.state)
                 if state not in WITHDRAWN:
                     state = withdrawn.get(entry.id, state)
@@ -174,7 +181,7 @@ class SendStream:
         return Mail(self.epoch, self.told_floor, first, tuple(bodies))
 
     def settle(self, upto: int) -> list[Item]:
-        """All up to this number are settled; those that were in memory. Then `forget_states`."""
+        """All up to this number are settled; those that were in memory. Then `forget_settled`."""
         count = max(0, min(upto + 1 - self.floor, len(self.items)))
         settled = [self.items.popleft() for _ in range(count)]
         self.loaded_bytes -= sum([ITEM_BYTES + len(item.body) for item in settled])
@@ -184,10 +191,12 @@ class SendStream:
             self.gap_due = None
         return settled
 
-    def forget_states(self) -> None:
-        """Of what is settled."""
+    def forget_settled(self) -> None:
+        """What was noted of them."""
         if self.states:
             self.states = {seq: each for seq, each in self.states.items() if seq >= self.floor}
+        if self.special:
+            self.special = {seq for seq in self.special if seq >= self.floor}
 
     def withdraw(self, seq: int, ident: str, state: MessageState) -> bool:
         """Its number travels as nothing from now on; False when that was so before."""
@@ -228,6 +237,7 @@ class SendStream:
         self.linked = False
         self.items.clear()
         self.states.clear()
+        self.special.clear()
         self.loaded_bytes = 0
         self.sent = self.floor - 1
         self.forget_times()

@@ -66,7 +66,7 @@ class Drafts:
     ) -> asyncio.Future[list[Receipt]]:
         """Accept each text for each recipient; the future tells when all are durable."""
         self.check(recipients, kind)
-        kept: asyncio.Future[list[Receipt]] = asyncio.Future()
+        kept: asyncio.Future[list[Receipt]] = asyncio.Future(loop=self._driver.loop)
         self._add(Draft(kept, recipients, texts, kind, data, thread, reply_to, ttl_s, attached, ()))
         return kept
 
@@ -82,19 +82,19 @@ class Drafts:
 
     async def tell(self, sender: AgentId, news: dict[str, str], row: Row) -> None:
         """Keep what became of a message of this sender, and let it know, in one commit."""
-        kept: asyncio.Future[list[Receipt]] = asyncio.Future()
+        kept: asyncio.Future[list[Receipt]] = asyncio.Future(loop=self._driver.loop)
         self._add(Draft(kept, (sender,), ("",), RECEIPT_KIND, news, "", "", None, (), (row,)))
         await kept
 
     def _add(self, draft: Draft) -> None:
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._take_in)
+            self._driver.loop.call_soon(self._take_in)
         self._waiting.append(draft)
 
     def _take_in(self) -> None:
         drafts, self._waiting = self._waiting[:CROWD_MAX], self._waiting[CROWD_MAX:]
         if self._waiting:
-            asyncio.get_running_loop().call_soon(self._take_in)
+            self._driver.loop.call_soon(self._take_in)
         if wanted := [each for each in drafts if not each.kept.done()]:  # nobody gave them up
             self._accept(wanted)
 
@@ -118,7 +118,8 @@ class Drafts:
             for peer in draft.recipients
             for text in draft.texts
         ]
-        receipts = [Receipt(ident, peer) for ident, _, peer, _ in parts]
+        loop = self._driver.loop
+        receipts = [Receipt(ident, peer, loop) for ident, _, peer, _ in parts]
         self._driver.receipts.add(receipts)
         outgoing = [
             (

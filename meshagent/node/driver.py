@@ -126,6 +126,8 @@ class Driver:
         self.profile = profile
         self.agent: AgentId = profile.identity.agent
         self.subscribers = Subscribers()
+        self.loop: asyncio.AbstractEventLoop
+        """The one it was started in."""
         self.addresses: tuple[str, ...] = ()
         self.started_at = time.time()
         self.trouble = ""
@@ -162,7 +164,7 @@ class Driver:
 
     async def start(self, listen: str, ports: Sequence[int]) -> None:
         """Open the store, listen on the first free of `ports`, and look for others."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         try:
             await self._start(listen, ports)
         except BaseException:
@@ -182,16 +184,16 @@ class Driver:
         self._run = f"{self._rng.getrandbits(64):016x}"
         self._mesh = Mesh(
             self._first_record(run, started_ms), self.profile.identity,
-            self.profile.secret.mesh_id, verify, self._rng, self._loop.time(),
+            self.profile.secret.mesh_id, verify, self._rng, self.loop.time(),
             delivery=delivery, wall_ms=self._wall_ms,
         )  # fmt: skip
-        self._mesh.remember(remembered, self._loop.time())
+        self._mesh.remember(remembered, self.loop.time())
         self.log.info("joined as %s at %s", self.agent, ", ".join(self.addresses))
         if self.porter is not None:
             self._started.append(self.porter.close)
             await self.porter.start(self)
         for sender, message in delivery.parcels.held():
-            self.perform(self._mesh.collect(sender, message, self._loop.time()))
+            self.perform(self._mesh.collect(sender, message, self.loop.time()))
         self._started.append(self.post.close)
         await self.post.start(self)
         for discovery in self._discoveries:
@@ -229,7 +231,7 @@ class Driver:
         """Say goodbye, then close everything. Safe to call twice."""
         if self._mesh is not None:
             mesh, self._mesh = self._mesh, None
-            effects = mesh.leave(self._loop.time())
+            effects = mesh.leave(self.loop.time())
             self._apply(effects)
             self.log.info("left")
             try:
@@ -280,14 +282,14 @@ class Driver:
     @property
     def clock_offset(self) -> float:
         """What to add to an engine time to get wall time."""
-        return time.time() - self._loop.time()
+        return time.time() - self.loop.time()
 
     def me_view(self) -> dict[str, Any]:
         """This agent as its peers see it."""
         me = self.mesh.me
         seen = Peer(
             me.agent, me.name, me.role, PeerState.ALIVE, me.presence, me.status,
-            me.capabilities, self.addresses, me.host, self._loop.time(), me.version,
+            me.capabilities, self.addresses, me.host, self.loop.time(), me.version,
         )  # fmt: skip
         return self.view(seen)
 
@@ -324,7 +326,7 @@ class Driver:
         if status is not None:
             status = " ".join("".join(c if c.isprintable() else " " for c in status).split())
             status = status[:STATUS_CHARACTERS_MAX]
-        self.perform(self.mesh.describe(self._loop.time(), state, status))
+        self.perform(self.mesh.describe(self.loop.time(), state, status))
 
     # -- messages -----------------------------------------------------------------------------
 
@@ -338,7 +340,7 @@ class Driver:
         they are durable, and `rows` with them, each waiter has its result."""
         if (error := self._suspended_by) is not None:
             raise type(error)(error.message, hint=error.hint, **error.data)
-        taken = self.mesh.accept(outgoing, self._loop.time())
+        taken = self.mesh.accept(outgoing, self.loop.time())
         if [1 for _, message in outgoing if message.expires_ms]:
             waiters[0][0].add_done_callback(self._look_at_expiries)  # not before the disk has it
         if rows:
@@ -356,7 +358,7 @@ class Driver:
         delivery = self.mesh.delivery
         if delivery is None:
             return False
-        self.perform(self.mesh.take(drop.sender, drop.mail, self._loop.time()))
+        self.perform(self.mesh.take(drop.sender, drop.mail, self.loop.time()))
         has_all = delivery.has(drop.mail, drop.sender, spooled=True)
         await self.committed()
         # Had the disk not taken it, this engine would not be in use any more.
@@ -366,7 +368,7 @@ class Driver:
         """Until all that was decided so far is durable, or has failed."""
         if not self._committing and not self._notes:
             return
-        passed = self._loop.create_future()
+        passed = self.loop.create_future()
         self.perform([Persist(()), Accepted([(passed, None)])])  # in line behind the others
         with contextlib.suppress(MeshError):
             await passed
@@ -380,7 +382,7 @@ class Driver:
         """Returns when the rows are durable; `done` of them made room in the inbox."""
         await self._store.commit(rows)
         if done:
-            self.perform(self.mesh.inbox_shrank(done, self._loop.time()))
+            self.perform(self.mesh.inbox_shrank(done, self.loop.time()))
             self._count_unread()
 
     def _count_unread(self) -> None:
@@ -407,7 +409,7 @@ class Driver:
 
     def _hold(self, delivery: Delivery, unread: int) -> None:
         if self._mesh is not None and self._mesh.delivery is delivery:
-            self.perform(self._mesh.inbox_holds(unread, self._loop.time()))
+            self.perform(self._mesh.inbox_holds(unread, self.loop.time()))
 
     async def wait_for_mail(self, came: asyncio.Event) -> bool:
         """Until mail comes after `came` was taken from us; False when the node ends instead."""
@@ -427,7 +429,7 @@ class Driver:
     async def withdraw(self, entries: Sequence[OutEntry], state: MessageState) -> None:
         """Cancel pending messages, or note that their time is up; durable when this returns."""
         for entry in entries:
-            self.perform(self.mesh.withdraw(entry, state, self._loop.time()))
+            self.perform(self.mesh.withdraw(entry, state, self.loop.time()))
         await self.committed()
         for peer in {entry.peer for entry in entries}:
             await self.post.withdrawn(AgentId(peer))
@@ -459,7 +461,7 @@ class Driver:
 
     def _go_on_with(self, delivery: Delivery) -> None:
         """Use this engine from now on, and go on with what it holds."""
-        now = self._loop.time()
+        now = self.loop.time()
         self.perform(self.mesh.deliver_with(delivery, now))
         for sender, message in delivery.parcels.held():
             self.perform(self.mesh.collect(sender, message, now))
@@ -474,7 +476,7 @@ class Driver:
 
     async def restore(self, path: str) -> None:
         """Go on from a copy: messages that came or went since then are forgotten here."""
-        self.mesh.deliver_with(None, self._loop.time())
+        self.mesh.deliver_with(None, self.loop.time())
         await self.committed()
         try:
             await self._store.restore(path)
@@ -491,12 +493,12 @@ class Driver:
     def blob(self, answer: Callable[..., list[Effect]], *arguments: Any) -> None:
         """Tell the transfer engine what came of an effect."""
         if self._mesh is not None:
-            now = self._loop.time()
+            now = self.loop.time()
             self.perform(self._mesh.relay(answer(*arguments, now), now))
 
     def fetch(self, sender: AgentId, attachment: Attachment) -> None:
         """Get this blob; the porter hears when it is here."""
-        self.perform(self.mesh.fetch(sender, attachment, self._loop.time()))
+        self.perform(self.mesh.fetch(sender, attachment, self.loop.time()))
 
     async def names_blob(self, sha256: bytes, peer: AgentId, direction: str) -> bool:
         """Whether a message to (`out`) or from (`in`) this peer names the blob."""
@@ -514,18 +516,18 @@ class Driver:
             self._suspend(error)
             return
         if self._mesh is not None:
-            self.perform(self._mesh.loaded(effect.peer, entries, self._loop.time()))
+            self.perform(self._mesh.loaded(effect.peer, entries, self.loop.time()))
 
     async def _keep_house(self) -> None:
         """What is due by the wall clock: expiry at its time, retention now and then."""
         while True:
             self._house.clear()  # before looking: what is set while we look wakes us again
             due: Sequence[OutEntry] = ()
-            now_ms = self._wall_ms(self._loop.time())
+            now_ms = self._wall_ms(self.loop.time())
             try:
                 due = await self._store.due(now_ms, DUE_ITEMS_MAX)
                 await self.withdraw(due, MessageState.EXPIRED)
-                self.perform(self.mesh.expire(self._loop.time()))
+                self.perform(self.mesh.expire(self.loop.time()))
                 await self._store.retain(now_ms, RETAIN_MS, RETAIN_BYTES)
                 if self.porter is not None:
                     await self.porter.tidy(set(await self._store.blobs()))
@@ -552,12 +554,12 @@ class Driver:
             self._expiry.cancel()
         at_ms = None if self._mesh is None else self._next_held_expiry()
         if at_ms is not None:
-            left_s = (at_ms - self._wall_ms(self._loop.time())) / 1000
-            self._expiry = self._loop.call_later(min(HOUSE_S, max(0.05, left_s)), self._expire)
+            left_s = (at_ms - self._wall_ms(self.loop.time())) / 1000
+            self._expiry = self.loop.call_later(min(HOUSE_S, max(0.05, left_s)), self._expire)
 
     def _expire(self) -> None:
         if self._mesh is not None:
-            self.perform(self._mesh.expire(self._loop.time()))
+            self.perform(self._mesh.expire(self.loop.time()))
             self._watch_expiry()
 
     def _suspend(self, error: MeshError) -> None:
@@ -568,7 +570,7 @@ class Driver:
         self.trouble, self._suspended_by = str(error), error
         self._notes.clear()
         if self._mesh is not None:
-            self._mesh.deliver_with(None, self._loop.time())
+            self._mesh.deliver_with(None, self.loop.time())
             if self._recovering is None or self._recovering.done():
                 self._recovering = self.spawn(self._recover())
 
@@ -595,17 +597,17 @@ class Driver:
     def link_opened(self, link: LinkId, curve_key: bytes | None) -> None:
         """A connection passed the door."""
         if self._mesh is not None:
-            self.perform(self._mesh.opened(link, curve_key, self._loop.time()))
+            self.perform(self._mesh.opened(link, curve_key, self.loop.time()))
 
     def link_received(self, link: LinkId, parts: Sequence[bytes | memoryview]) -> None:
         """A frame came."""
         if self._mesh is not None:
-            self.perform(self._mesh.received_parts(link, parts, self._loop.time()))
+            self.perform(self._mesh.received_parts(link, parts, self.loop.time()))
 
     def link_closed(self, link: LinkId, reason: str) -> None:
         """A connection ended."""
         if self._mesh is not None:
-            self.perform(self._mesh.closed(link, reason, self._loop.time()))
+            self.perform(self._mesh.closed(link, reason, self.loop.time()))
 
     def _found(self, candidate: Candidate) -> None:
         if self._mesh is None:
@@ -613,7 +615,7 @@ class Driver:
         mine = candidate.agent == self.agent
         if mine and set(candidate.addresses) & set(self.addresses):
             return  # an echo of ourselves; another address would be a copy of this agent
-        self._mesh.found(candidate, self._loop.time())
+        self._mesh.found(candidate, self.loop.time())
         self.perform([])
 
     async def _watch_addresses(self) -> None:
@@ -623,7 +625,7 @@ class Driver:
             if current != self.addresses and self._mesh is not None:
                 self.log.info("addresses are now %s", ", ".join(current))
                 self.addresses = current
-                self.perform(self._mesh.describe(self._loop.time(), addresses=current))
+                self.perform(self._mesh.describe(self.loop.time(), addresses=current))
                 for discovery in self._discoveries:
                     await discovery.update(self._announcement())
 
@@ -660,7 +662,7 @@ class Driver:
 
     def _keep_notes_soon(self) -> None:
         if self._note_timer is None:
-            self._note_timer = self._loop.call_later(NOTE_S, self._commit_notes)
+            self._note_timer = self.loop.call_later(NOTE_S, self._commit_notes)
 
     def _go_on(self) -> None:
         """Perform what waits, up to a turn that rests on rows: all from there on wait for these."""
@@ -774,7 +776,7 @@ class Driver:
                     flush[peer, epoch] = upto
                 case Transmit(link, frame):
                     if not self._transport.send(link, encode(frame)) and self._mesh is not None:
-                        self._mesh.not_sent(link, frame, self._loop.time())
+                        self._mesh.not_sent(link, frame, self.loop.time())
                 case Dial(attempt, address):
                     if self._mesh is not None:
                         self._mesh.dialled(attempt, self._transport.dial(address))
@@ -790,7 +792,7 @@ class Driver:
                     self.porter.perform(effect)
         for (peer, epoch), upto in flush.items():
             if self._mesh is not None:
-                self.perform(self._mesh.flush(peer, epoch, upto, self._loop.time()))
+                self.perform(self._mesh.flush(peer, epoch, upto, self.loop.time()))
             self.post.pending(peer)
         if collect:
             self._collect(collect)
@@ -802,7 +804,7 @@ class Driver:
         """These are durable: get what they name."""
         for sender, message in held:
             if self._mesh is not None:
-                self.perform(self._mesh.collect(sender, message, self._loop.time()))
+                self.perform(self._mesh.collect(sender, message, self.loop.time()))
         if any(message.expires_ms for _, message in held):
             self._watch_expiry()
 
@@ -850,7 +852,7 @@ class Driver:
     def _arm(self) -> None:
         """Look when the engine wants to be woken: soon, and once for many turns."""
         if self._looking is None:
-            self._looking = self._loop.call_later(LOOK_S, self._look)
+            self._looking = self.loop.call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
         self._looking = None
@@ -861,12 +863,12 @@ class Driver:
             if at is not None and self._timer.when() <= at and not self._timer.cancelled():
                 return  # an early wake-up is cheaper than a new timer for every frame
             self._timer.cancel()
-        self._timer = None if at is None else self._loop.call_at(at, self._on_timer)
+        self._timer = None if at is None else self.loop.call_at(at, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         if self._mesh is not None:
-            self.perform(self._mesh.on_timer(self._loop.time()))
+            self.perform(self._mesh.on_timer(self.loop.time()))
 
 
 def _noted(batch: Sequence[Sequence[Effect]]) -> list[OutState | Delivered]:

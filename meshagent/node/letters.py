@@ -33,14 +33,15 @@ _FAILED = frozenset({MessageState.EXPIRED, MessageState.REFUSED, MessageState.CA
 class Receipt:
     """How far a message of ours has come. It is durable: the message stays queued until it ends."""
 
-    __slots__ = ("__weakref__", "_history", "_waiting", "id", "reason", "state", "to")
+    __slots__ = ("__weakref__", "_history", "_loop", "_waiting", "id", "reason", "state", "to")
 
-    def __init__(self, ident: str, to: str) -> None:
+    def __init__(self, ident: str, to: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.id = ident
         self.to = to
         self.state = MessageState.QUEUED
         self.reason = ""
         self._history = _BEGINNING
+        self._loop = loop  # to ask which one runs takes a system call
         self._waiting: tuple[tuple[int, asyncio.Future[None]], ...] = ()
         """Who waits, and for which rank."""
 
@@ -110,7 +111,7 @@ class Receipt:
 
     def _change(self, rank: int = 0) -> asyncio.Future[None]:
         """Done when it has come so far, or has ended: nobody is woken for less."""
-        change: asyncio.Future[None] = asyncio.Future()
+        change: asyncio.Future[None] = asyncio.Future(loop=self._loop)
         before = self._waiting
         self._waiting = ((rank, change),)
         if before:  # who asks often leaves one behind, not many
@@ -137,12 +138,12 @@ class ReceiptBook:
         self, peer: AgentId, idents: Iterable[str], state: MessageState, reason: str
     ) -> None:
         """These messages have come so far; nobody answers for another."""
-        held = self._held
+        held = self._held.get
         for ident in idents:
-            if ident in held:
-                receipt = held[ident]()
-                if receipt is not None and receipt.to == peer:
-                    receipt.advance(state, reason)
+            found = held(ident)
+            receipt = None if found is None else found()
+            if receipt is not None and receipt.to == peer:
+                receipt.advance(state, reason)
 
 
 class LetterAttachment:

@@ -141,7 +141,7 @@ def test_what_was_withdrawn_carries_nothing_whether_the_disk_knows_it_or_not() -
     states = [None, MessageState.EXPIRED, MessageState.CANCELLED, MessageState.EXPIRED]
     assert [made.withdrawn(seq) for seq in (1, 2, 3, 4)] == states
     made.settle(3)
-    made.forget_states()
+    made.forget_settled()
     assert [made.withdrawn(seq) for seq in (2, 3, 4)] == [None, None, MessageState.EXPIRED]
 
 

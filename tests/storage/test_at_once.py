@@ -50,11 +50,11 @@ def wal(path: Path) -> Path:
         ([(1.0, 1.001)], 1.0015, False),  # of a crowd: it has to share a sync
         ([(1.0, 1.001)], 1.0021, True),
         ([(1.0, 1.004)], 9.0, False),  # slow, and nobody has seen it quick since
-        ([(1.0, 1.004), (1.1, 1.101)], 9.0, False),  # quick, but what makes it slow may last
-        ([(1.0, 1.004), (1.3, 1.301)], 1.303, True),
-        ([(1.0, 2.0), (40.0, 40.001)], 49.0, False),  # a second's wait is long made up for
-        ([(1.0, 2.0), (53.0, 53.001)], 54.0, True),
-        ([(1.0, 1.001), (2.0, 2.004), (2.5, 2.504), (2.6, 2.601)], 9.0, False),
+        ([(1.0, 1.004), (1.05, 1.051)], 9.0, False),  # quick, but what makes it slow may last
+        ([(1.0, 1.004), (1.1, 1.101)], 1.103, True),
+        ([(1.0, 2.0), (20.0, 20.001)], 29.0, False),  # a second's wait is long made up for
+        ([(1.0, 2.0), (23.0, 23.001)], 24.0, True),
+        ([(1.0, 1.001), (2.0, 2.004), (2.5, 2.504), (2.55, 2.551)], 9.0, False),
     ],
 )
 def test_the_loop_waits_for_a_disk_that_is_quick_and_at_most_half_of_its_time(
