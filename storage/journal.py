@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import blake2b
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
 import msgpack
 
@@ -32,7 +32,6 @@ from meshagent.core.ports import (
 )
 from meshagent.errors import MeshError
 from meshagent.storage.decay import Lost, close_gaps
-from meshagent.storage.schema import CHECKSUM_BYTES
 
 if TYPE_CHECKING:
     import apsw
@@ -243,7 +242,8 @@ def _all_rows(entries: Iterable[_Entry]) -> list[Row]:
 
 
 def _seal(content: bytes) -> bytes:
-    return blake2b(content, digest_size=CHECKSUM_BYTES).digest()
+    """Against decay in the moment until it is folded: a quarter of the time that a hash takes."""
+    return crc32(content).to_bytes(4, "big")
 
 
 def _opened(position: int, seal: bytes, content: bytes) -> tuple[_Entry, bytes | None]:

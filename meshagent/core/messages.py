@@ -100,27 +100,29 @@ class MessageIds:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._at_ms, self._tail = 0, 0
-        self._high, self._beginning = -1, ""
+        self._last = 0
 
     def next(self, now_ms: int) -> str:
         """An id that was never given before."""
-        if now_ms > self._at_ms:
-            self._at_ms = now_ms
-            self._tail = self._rng.getrandbits(_TAIL_BITS - 1)  # half of the room is for counting
-        else:
-            self._tail += 1
-            if self._tail >> _TAIL_BITS:
-                self._at_ms, self._tail = self._at_ms + 1, 0
-        number = self._at_ms << _TAIL_BITS | self._tail
-        high = number >> 30
-        if high != self._high:
-            pairs = _PAIRS[high >> 20 & 1023], _PAIRS[high >> 10 & 1023], _PAIRS[high & 1023]
-            self._high, self._beginning = high, "".join(pairs)
-        return (
-            f"{self._beginning}{_PAIRS[number >> 20 & 1023]}{_PAIRS[number >> 10 & 1023]}"
+        (ident,) = self.take(now_ms, 1)
+        return ident
+
+    def take(self, now_ms: int, count: int) -> list[str]:
+        """So many ids that were never given before, in their order."""
+        first = self._last + 1
+        if now_ms > self._last >> _TAIL_BITS:  # half of the room is for counting
+            first = now_ms << _TAIL_BITS | self._rng.getrandbits(_TAIL_BITS - 1)
+        self._last = first + count - 1
+        beginnings = {high: _id_text(high) for high in {first >> 30, self._last >> 30}}
+        return [
+            f"{beginnings[number >> 30]}{_PAIRS[number >> 20 & 1023]}{_PAIRS[number >> 10 & 1023]}"
             f"{_PAIRS[number & 1023]}"
-        )
+            for number in range(first, self._last + 1)
+        ]
+
+
+def _id_text(high: int) -> str:
+    return "".join((_PAIRS[high >> 20 & 1023], _PAIRS[high >> 10 & 1023], _PAIRS[high & 1023]))
 
 
 def body_hash(body: bytes) -> bytes:

@@ -113,14 +113,17 @@ class Drafts:
     def _compose(self, drafts: Sequence[Draft]) -> list[Effect]:
         now_ms = time.time_ns() // 1_000_000
         parts = [
-            (self._ids.next(now_ms), draft, peer, text)
+            (draft, peer, text)
             for draft in drafts
             for peer in draft.recipients
             for text in draft.texts
         ]
+        ids = self._ids.take(now_ms, len(parts))
         loop = self._driver.loop
-        receipts = [Receipt(ident, peer, loop) for ident, _, peer, _ in parts]
-        self._driver.receipts.add(receipts)
+        receipts = [
+            Receipt(ident, peer, loop) for ident, (_, peer, _) in zip(ids, parts, strict=True)
+        ]
+        self._driver.receipts.add(ids, receipts)
         outgoing = [
             (
                 peer,
@@ -133,7 +136,7 @@ class Drafts:
                     0 if draft.ttl_s is None else now_ms + int(draft.ttl_s * 1000),
                 ),
             )
-            for ident, draft, peer, text in parts
+            for ident, (draft, peer, text) in zip(ids, parts, strict=True)
         ]  # fmt: skip
         rest = iter(receipts)
         waiters = [

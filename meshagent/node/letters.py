@@ -126,9 +126,9 @@ class ReceiptBook:
         self._held: dict[str, ref[Receipt]] = {}
         self._tidy_at = TIDY_RECEIPTS
 
-    def add(self, receipts: Iterable[Receipt]) -> None:
-        """From now on they hear how far their messages have come."""
-        self._held.update([(each.id, ref(each)) for each in receipts])
+    def add(self, ids: Iterable[str], receipts: Iterable[Receipt]) -> None:
+        """From now on they hear how far the messages with these ids have come."""
+        self._held.update(zip(ids, map(ref, receipts), strict=True))
         if len(self._held) >= self._tidy_at:
             # Not by a callback for each: that takes longer than all else that is done with it.
             self._held = {ident: held for ident, held in self._held.items() if held() is not None}

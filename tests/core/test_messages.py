@@ -141,6 +141,15 @@ def test_fields_of_a_later_version_are_ignored() -> None:
 def test_ids_are_short_typable_and_do_not_meet() -> None:
     make = MessageIds(random.Random(1))
     ids = [make.next(now_ms) for now_ms in (5, 5, 4, 6) for _ in range(10_000)]
+    ids += make.take(6, 3) + make.take(70_000, 100) + make.take(70_000, 1) + make.take(4, 40_000)
     assert len(set(ids)) == len(ids)
     assert ids == sorted(ids), "whatever the clock does"
     assert all(len(each) == 12 and each.isalnum() and is_id(each) for each in ids)
+
+
+def test_ids_that_are_taken_together_go_on_beyond_their_beginning() -> None:
+    make = MessageIds(random.Random(1))
+    make._last = (5 << 30) - 20
+    ids = make.take(0, 40)
+    assert ids == sorted(set(ids))
+    assert len({each[:6] for each in ids}) == 2

@@ -131,7 +131,7 @@ async def counted(driver: Driver) -> int:
 def test_a_receipt_is_believed_from_the_one_the_message_went_to_and_nobody_else() -> None:
     async def script(driver: Driver, store: Sick) -> None:
         receipt = Receipt("m", BOB.agent)
-        driver.receipts.add([receipt])
+        driver.receipts.add(["m"], [receipt])
         driver._report([ReceiptChanged(EVE.agent, ["m"], MessageState.DONE, "")])
         assert receipt.state is MessageState.QUEUED
         driver._report([ReceiptChanged(BOB.agent, ["m"], MessageState.DONE, "")])
