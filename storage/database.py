@@ -218,7 +218,9 @@ class Database:
     def _append(self, content: bytes, rows: Sequence[Row]) -> None:
         """To the journal, with one statement: each gives up Python's lock, which a busy loop is
         slow to return."""
-        connection = self._writable("write to")
+        connection = self._connection
+        if connection is None or connection.in_transaction:
+            connection = self._writable("write to")
         try:
             numbers = self.mail.numbers_after(connection, rows)
             self.journal.append(connection, content)
@@ -226,7 +228,8 @@ class Database:
             if type(error).__module__ != "apsw":
                 raise
             raise self._error(error, "write to") from error
-        self.mail.note_numbers(numbers)
+        if numbers:
+            self.mail.note_numbers(numbers)
         self.journal.add(connection.last_insert_rowid(), content, rows)
 
     def _write_anew(self, small: Sequence[Any], mail: Sequence[Row]) -> None:

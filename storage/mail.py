@@ -51,6 +51,7 @@ from meshagent.storage.sealing import (
     OUT_DELIVERED,
     OUT_WAITING,
     REPLACES_BELOW,
+    UNMARKED,
     advanced,
     delivered_mark,
     in_mark,
@@ -82,7 +83,7 @@ _PUT_OUT = (
     "INSERT INTO outbox(peer, seq, id, expires_ms, size, checksum, body, state, settled, "
     "changed_ms, mark) {rows}"
 )
-_QUEUED = (0, 0, 0, b"")  # state, settled, changed_ms, mark
+_QUEUED = (0, 0, 0, UNMARKED)  # state, settled, changed_ms, mark
 _ADVANCE_OUT = (
     "UPDATE outbox SET state = ?1, settled = ?2, changed_ms = ?3, reason = ?4, mark = ?5 "
     "WHERE id = ?6 AND peer = ?7 AND state < ?8 AND ?9 >= 0"
@@ -118,7 +119,7 @@ _RENUMBER_OUT = (
     "expires_ms, body), seq = ?1 WHERE position = ?2"
 )
 _PUT_IN = (
-    "INSERT INTO inbox(sender, id, received_ms, size, checksum, body) {rows} "
+    "INSERT INTO inbox(sender, id, received_ms, size, checksum, body, mark) {rows} "
     "ON CONFLICT(id, sender) DO NOTHING"
 )
 _ADVANCE_IN = (
@@ -245,7 +246,9 @@ class MailTables:
     def _write_in(
         self, connection: apsw.Connection, new: Sequence[InRow], news: Sequence[InState]
     ) -> None:
-        write_rows(connection, _PUT_IN, [in_values(row) for row in new if not row.blobs])
+        write_rows(
+            connection, _PUT_IN, [(*in_values(row), UNMARKED) for row in new if not row.blobs]
+        )
         hold(connection, [row for row in new if row.blobs])
         if news:
             connection.executemany(_ADVANCE_IN, map(_in_news, news))

@@ -1,8 +1,9 @@
 """How a message's row is written, checked and read: its states as numbers, its two checksums.
 
 Never runs a statement. A row has a checksum over what never changes, and a mark over what became
-of the message; a new row has no mark yet, and then all that it would cover is zero. Invariant: a
-row is opened only when both fit.
+of the message; a new row has no mark yet, and then all that it would cover is zero. Invariants: a
+row is opened only when both fit; it is as long when it has ended well as when it was new, so that
+SQLite changes it where it stands and leaves the body alone.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ __all__ = [
     "OUT_RANKS",
     "OUT_WAITING",
     "REPLACES_BELOW",
+    "UNMARKED",
     "advanced",
     "delivered_mark",
     "in_mark",
@@ -71,6 +73,10 @@ IN_OPEN = IN_CODES["parked"]  # below it: somebody has still to deal with it
 IN_DONE = IN_CODES["done"]
 IN_RECEIVING = IN_CODES["receiving"]  # held: not visible yet
 
+UNMARKED = bytes(15)
+"""The mark of a new row: as long as the mark, the state and the time that take its place, which as
+zeros take no room."""
+
 ATTACHMENTS_AT = 8  # where core.messages.pack_body puts them
 SMALL_BODY_BYTES = 4096  # decoded whole; of a larger one only the beginning is
 
@@ -89,6 +95,9 @@ IN_COLUMNS = (
 )
 
 
+# In rows of earlier days the mark of a new one is empty: `mark or UNMARKED`.
+
+
 def _seal(text: str, body: bytes = b"") -> bytes:
     return blake2b(text.encode() + body, digest_size=CHECKSUM_BYTES).digest()
 
@@ -104,7 +113,7 @@ def _in_seal(sender: str, ident: str, received_ms: int, body: bytes) -> bytes:
 def out_mark(ident: str, state: int, settled: int, changed_ms: int, reason: str) -> bytes:
     """The mark of a message of ours in this state."""
     if not (state or settled or changed_ms or reason):
-        return b""
+        return UNMARKED
     if state == OUT_DELIVERED and settled and not reason:
         return delivered_mark(changed_ms)
     return _seal(f"{len(ident)}:{ident}{state}:{settled}:{changed_ms}:{reason}")
@@ -118,7 +127,7 @@ def delivered_mark(changed_ms: int) -> bytes:
 def in_mark(ident: str, state: int, failures: int, changed_ms: int) -> bytes:
     """The mark of a message that came."""
     if not (state or failures or changed_ms):
-        return b""
+        return UNMARKED
     return _seal(f"{len(ident)}:{ident}{state}:{failures}:{changed_ms}:")
 
 
@@ -138,7 +147,7 @@ def in_values(row: InRow) -> tuple[Value, ...]:
 
 def settled(mark: bytes, ident: str, state: int, changed_ms: int, reason: str) -> bytes:
     """The mark of a row that becomes settled; one that does not fit now will not fit then."""
-    if mark != out_mark(ident, state, 0, changed_ms, reason):
+    if (mark or UNMARKED) != out_mark(ident, state, 0, changed_ms, reason):
         return mark
     return out_mark(ident, state, 1, changed_ms, reason)
 
@@ -155,7 +164,7 @@ def advanced(
     new_reason: str,
 ) -> bytes:
     """The mark of a row of which a receipt came; one that does not fit now will not fit then."""
-    if mark != out_mark(ident, state, settled, changed_ms, reason):
+    if (mark or UNMARKED) != out_mark(ident, state, settled, changed_ms, reason):
         return mark
     return out_mark(ident, new_state, settled, at_ms, new_reason)
 
@@ -178,7 +187,7 @@ def read_out(row: Sequence[Any]) -> OutEntry | None:
         peer, ident, reason = peer_bytes.decode(), id_bytes.decode(), why.decode()
         if seal != _out_seal(peer, seq, ident, expires_ms, body):
             return None
-        if mark != out_mark(ident, state, settled, changed_ms, reason):
+        if (mark or UNMARKED) != out_mark(ident, state, settled, changed_ms, reason):
             return None
         opened = opening(body)
         return OutEntry(
@@ -196,7 +205,7 @@ def read_in(row: Sequence[Any]) -> InEntry | None:
         sender, ident = sender_bytes.decode(), id_bytes.decode()
         if seal != _in_seal(sender, ident, received_ms, body):
             return None
-        if mark != in_mark(ident, state, failures, changed_ms):
+        if (mark or UNMARKED) != in_mark(ident, state, failures, changed_ms):
             return None
         return InEntry(
             at, sender, ident, body, received_ms, IN_STATES[state], failures,

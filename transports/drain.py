@@ -98,12 +98,22 @@ class FrameReader:
         self._routed = routed
         self.skipping = False
 
-    def read(self) -> Received | None:
-        """The next frame; None when there is none, or while a refused one is being skipped."""
+    def read(self, *, expected: bool = False) -> Received | None:
+        """The next frame; None when there is none, or while a refused one is being skipped.
+
+        `expected`: most likely there is one. Then it is not asked for, which takes a while; if
+        there is none after all, to hear that takes longer.
+        """
         if self.skipping and not self._skip():
             return None
-        if not has_frames(self._source):
+        if not expected and not has_frames(self._source):
             return None
+        try:
+            return self._read()
+        except zmq.Again:
+            return None
+
+    def _read(self) -> Received:
         route = self._recv(zmq.NOBLOCK) if self._routed else b""
         # Not copied at first: a Frame knows whether more follows, which saves a library
         # call for each part (370 against 210 thousand frames/s), and who sent it.

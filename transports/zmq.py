@@ -322,8 +322,9 @@ class ZmqTransport:
 
     def _take_dialled(self, entry: Dialled, line: Line) -> bool:
         frames, size = self._limits.turn_frames_max, self._limits.turn_bytes_max
+        received = None
         while entry.line is line and frames > 0 and size > 0:
-            received = line.reader.read()
+            received = line.reader.read(expected=received is None and entry.opened)
             if received is None:
                 if not line.reader.skipping and entry.end:
                     self._dialled_ended(entry, line)
@@ -359,8 +360,9 @@ class ZmqTransport:
 
     def _take_inbound(self) -> bool:
         frames, size = self._limits.turn_frames_max, self._limits.turn_bytes_max
+        received = None
         while self._running and frames > 0 and size > 0:
-            received = self._reader.read()
+            received = self._reader.read(expected=received is None)
             if received is None:
                 if not self._reader.skipping:
                     self._settle()

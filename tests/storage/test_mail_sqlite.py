@@ -29,7 +29,7 @@ from storage.mail_rows import (
 )
 
 from meshagent.core.messages import MessageState
-from meshagent.core.ports import NewEpoch, PeerRow, Watermark
+from meshagent.core.ports import Delivered, NewEpoch, PeerRow, Watermark
 from meshagent.errors import CorruptFile, StorageError
 from meshagent.storage import database as database_module
 from meshagent.storage import sqlite as sqlite_module
@@ -512,3 +512,38 @@ def epoch_only(_: object, connection: apsw.Connection) -> None:
 def test_a_body_that_says_nothing_is_kept_all_the_same(body: bytes) -> None:
     assert opening(body) == ("", "", 0, False)
     assert opening(body + bytes(5_000)) == ("", "", 0, False)
+
+
+def test_a_message_that_ends_well_is_changed_where_it_stands(path: Path) -> None:
+    """Else its body would be written again, and most of what a flood costs is that."""
+    database = Database(path)
+    database.open()
+    database.write([out(seq, text="x" * 5_000) for seq in range(1, 101)])
+    database.write([came(f"c{seq}", text="x" * 5_000) for seq in range(100)])
+    database.journal.fold_all(alone=True)
+    before = database._log_pages
+    database.write([Delivered(PEER, 1, 100, 1_700_000_000_000)])
+    database.write([became(f"c{seq}", "done", at_ms=1_700_000_000_000) for seq in range(100)])
+    database.journal.fold_all(alone=True)
+    assert database._log_pages - before < 100, "200 bodies of more than a page each"
+    assert [entry.state for entry in database.mail.outgoing("b1")][:1] == ["delivered"]
+    assert not database.damaged()
+    database.close()
+
+
+def test_rows_of_earlier_days_whose_mark_is_empty_are_sound(path: Path) -> None:
+    async def fill(store: SqliteStore) -> None:
+        await store.commit([*outs(3), came("c")])
+
+    async def look(store: SqliteStore) -> None:
+        await store.commit([Delivered(PEER, 1, 1, 7), word("b2", "cancelled"), became("c", "seen")])
+        assert [entry.state for entry in await store.outbox(9, ended=True)] == [
+            "delivered", "cancelled", "queued",
+        ]  # fmt: skip
+        assert [entry.state for entry in await store.inbox(0, 9)] == ["seen"]
+        assert (await store.facts())["quarantined"] == "0"
+
+    live(SqliteStore(path), fill)
+    alter(path, "UPDATE outbox SET mark = x''")
+    alter(path, "UPDATE inbox SET mark = x''")
+    live(SqliteStore(path), look)
