@@ -699,6 +699,9 @@ class Driver:
 
     def _committed(self, notes: list[OutState | Delivered], error: MeshError | None) -> None:
         batch, self._batch = self._batch, []
+        if self._mesh is None:
+            _tell(batch, error)  # the node ends, and nothing more comes of it
+            return
         try:
             self._conclude(batch, notes, error)
         finally:
@@ -712,9 +715,7 @@ class Driver:
         error: MeshError | None,
     ) -> None:
         """The rows of these turns are durable: perform the rest of them. Or they are not."""
-        if self._mesh is None:
-            _tell(batch, error)  # the node ends, and nothing more comes of it
-        elif error is None:
+        if error is None:
             self._apply([*chain.from_iterable(batch)])
             if self._mesh is not None and (noted := notes + _noted(batch)):
                 self._mesh.noted(noted)

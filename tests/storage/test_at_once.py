@@ -12,9 +12,11 @@ from storage.mail_rows import PEER, came, live, out, outs
 
 from meshagent.core.ports import NewEpoch, PeerRow, Row
 from meshagent.errors import LimitReached
+from meshagent.storage import backup as backup_module
 from meshagent.storage import database as database_module
 from meshagent.storage import pace as pace_module
 from meshagent.storage import sqlite as sqlite_module
+from meshagent.storage.backup import Snapshot, restore_database
 from meshagent.storage.database import AT_ONCE_ROWS_MAX, Database
 from meshagent.storage.journal import Journal
 from meshagent.storage.pace import Pace
@@ -162,6 +164,32 @@ def test_what_takes_longer_than_a_sync_is_not_done_in_the_loop(path: Path, rows:
         assert not worker._database.write_at_once([out(2)])
 
     live(SqliteStore(path), script)
+
+
+def test_a_backup_holds_what_was_committed_at_once_while_it_was_made(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup_module, "STEP_PAGES", 1)
+    copy = path.with_name("copy.db")
+
+    async def script(store: SqliteStore) -> None:
+        await store.commit(outs(2))
+        worker = store._worker
+        assert worker is not None
+        snapshot = await worker.call(lambda db: Snapshot(db.folded(), copy))
+        for number in range(3, 8):
+            assert not await worker.call(lambda _: snapshot.step())
+            await at_once(store, [out(number)])
+        while not await worker.call(lambda _: snapshot.step()):
+            pass
+        await worker.call(lambda _: snapshot.finish())
+
+    async def look(store: SqliteStore) -> None:
+        assert [entry.seq for entry in await store.pending(PEER, 1, 9)] == list(range(1, 8))
+
+    live(SqliteStore(path), script)
+    restore_database(copy, path)
+    live(SqliteStore(path), look)
 
 
 def test_one_that_fails_is_not_kept_and_takes_no_number(
