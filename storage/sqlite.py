@@ -401,6 +401,7 @@ class _Worker:
                 return self._jobs.get(timeout=pause_s)
             except queue.Empty:
                 if not self._pace.is_quiet(self._loop.time(), QUIET_S):
+                    pause_s = QUIET_S  # the loop commits by itself
                     continue
                 pause_s, journal.overrun = 0.0, False
                 try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -14,6 +16,7 @@ from meshagent.core.ports import NewEpoch, PeerRow, Row
 from meshagent.errors import LimitReached
 from meshagent.storage import backup as backup_module
 from meshagent.storage import database as database_module
+from meshagent.storage import journal as journal_module
 from meshagent.storage import pace as pace_module
 from meshagent.storage import sqlite as sqlite_module
 from meshagent.storage.backup import Snapshot, restore_database
@@ -244,5 +247,43 @@ def test_the_log_of_lone_commits_never_grows(path: Path, monkeypatch: pytest.Mon
             longest = max(longest, worker._database._log_pages)
         assert 60 <= longest < 80
         assert wal(path).stat().st_size == size == database_module.LOG_BYTES_KEPT
+
+    live(SqliteStore(path), script)
+
+
+def test_a_fold_that_the_loop_breaks_into_waits_for_the_next_quiet_moment(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disturbed, waits_again, pauses = threading.Event(), threading.Event(), list[float | None]()
+
+    class Jobs(queue.SimpleQueue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            if disturbed.is_set() and not waits_again.is_set():
+                pauses.append(timeout)
+                waits_again.set()
+            return super().get(block, timeout)
+
+    def is_quiet(pace: Pace, now: float, quiet_s: float) -> bool:
+        if not folded.is_set():
+            return True
+        disturbed.set()
+        return False
+
+    folded, real = threading.Event(), Journal.fold_some
+
+    def fold_some(journal: Journal) -> None:
+        real(journal)
+        folded.set()
+
+    monkeypatch.setattr(journal_module, "FOLD_BYTES", 1)
+    monkeypatch.setattr(queue, "SimpleQueue", Jobs)
+    monkeypatch.setattr(Pace, "is_quiet", is_quiet)
+
+    async def script(store: SqliteStore) -> None:
+        for row in outs(3):
+            await store.commit([row])
+        monkeypatch.setattr(Journal, "fold_some", fold_some)
+        assert await asyncio.to_thread(waits_again.wait, 20)
+        assert pauses == [sqlite_module.QUIET_S], "it looks again and again instead of waiting"
 
     live(SqliteStore(path), script)
