@@ -80,9 +80,12 @@ def command(common: Common, peer: str, text: str | None, wait: float, **rest: An
             notice("Not waiting for it any longer. What waits: meshagent outbox", quiet)
             raise
     elapsed_ms = round((time.monotonic() - started) * 1000, 1)
+    strangers = [each["to"] for each in receipts if not each.pop("known")]
     for receipt in receipts:
         receipt["elapsed_ms"] = elapsed_ms
     _show(receipts, common)
+    for stranger in strangers:
+        notice(f"{stranger} was never met here: is the id right? See: meshagent peers", quiet)
     _judge(receipts, wait, rest["strict"], bool(attach), quiet)
 
 

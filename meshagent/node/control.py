@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from meshagent.core.messages import MessageState
 from meshagent.core.types import AgentId, PeerState
 from meshagent.errors import (
     AmbiguousPeer,
@@ -208,7 +209,13 @@ class ControlServer:
         if wait_s > 0:
             await self._wait(receipts, min(wait_s, WAIT_MAX_S), strict)
         return [
-            {"id": each.id, "to": each.to, "state": each.state.value, "reason": each.reason}
+            {
+                "id": each.id,
+                "to": each.to,
+                "state": each.state.value,
+                "reason": each.reason,
+                "known": each.state is not MessageState.QUEUED or self._mailroom.knows(each.to),
+            }
             for each in receipts
         ]
 

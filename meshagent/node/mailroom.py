@@ -53,6 +53,10 @@ class Mailroom:
             return [AgentId(to)]  # no need to look at who is known, which takes the disk
         return resolve(to, self._known(), self._driver.agent)
 
+    def knows(self, agent: str) -> bool:
+        """Whether it was ever met, or lives in this folder."""
+        return any(each.agent == agent for each in self._known())
+
     async def send(
         self,
         recipients: Sequence[AgentId],

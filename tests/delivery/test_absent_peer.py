@@ -30,7 +30,18 @@ def test_a_message_for_an_absent_peer_is_queued_at_once(post: Post) -> None:
     assert plain.code == 0
     assert "queued" in plain.out
     assert "goes out by itself" in plain.err
+    assert "never met" not in plain.err
     assert texts(post.say(sender, "outbox", "--json").json) == ["hello", "hello again"]
+
+
+def test_an_id_that_nobody_ever_met_is_queued_with_a_word_of_doubt(post: Post) -> None:
+    sender = post.start("tester").agent
+    ran = post.say(sender, "send", "backend-aaaaaaaa", "hello")
+    assert (ran.code, "queued" in ran.out) == (0, True)
+    assert "backend-aaaaaaaa was never met here" in ran.err
+    assert "meshagent peers" in ran.err
+    ran = post.say(sender, "send", "backend-aaaaaaaa", "hello", "--json")
+    assert sorted(ran.json) == ["elapsed_ms", "id", "reason", "state", "to"]
 
 
 def test_strict_says_so_when_it_was_not_delivered_in_time(post: Post) -> None:
