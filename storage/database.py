@@ -39,7 +39,7 @@ from meshagent.storage.texts import Texts
 if TYPE_CHECKING:
     import apsw
 
-__all__ = ["AT_ONCE_ROWS_MAX", "Database", "database_error", "log_pages_max"]
+__all__ = ["AT_ONCE_ROWS_MAX", "Database", "database_error"]
 
 T = TypeVar("T")
 
@@ -109,6 +109,7 @@ class Database:
         self.snapshots: set[Snapshot] = set()
         self._connection: apsw.Connection | None = None
         self._log_pages = 0
+        self._unsure = False
 
     def open(self, *, create: bool = True) -> None:
         """Open or create the file, make sure that it syncs, and bring its schema up to date."""
@@ -147,6 +148,7 @@ class Database:
 
     def write(self, rows: Sequence[Row | MetaRow]) -> None:
         """All of them in one transaction, durable on return."""
+        self.make_sure()
         kinds = set(map(type, rows))
         small = [row for row in rows if type(row) in _SMALL] if kinds & _SMALL else []
         mail: Sequence[Any] = [row for row in rows if type(row) not in _SMALL] if small else rows
@@ -175,7 +177,8 @@ class Database:
         """As `write`, if that takes no longer than the disk needs for a sync; else False."""
         if (
             len(rows) > AT_ONCE_ROWS_MAX
-            or self._log_pages >= log_pages_max(len(rows))
+            or self._unsure
+            or self.log_is_long(len(rows))
             or self.journal.overrun
             or self.journal.size > JOURNAL_BYTES_MAX - AT_ONCE_BYTES_MAX
             or not _APART.isdisjoint(map(type, rows))
@@ -206,14 +209,25 @@ class Database:
             finally:
                 os.close(descriptor)
 
-    def checkpoint(self, pages_max: int) -> None:
-        """Copy the log into the tables' file when it is longer: after a commit, not within it."""
+    def log_is_long(self, rows: int) -> bool:
+        """Whether a checkpoint is due after a commit of so many rows."""
+        return self._log_pages >= (LOG_PAGES_KEPT if rows <= LONE_ROWS else LOG_PAGES_MAX)
+
+    def checkpoint(self) -> None:
+        """Copy the log into the tables' file: after a commit, and not within it."""
         import apsw
 
-        if self._log_pages >= pages_max and self._connection is not None:
+        if self._connection is not None:
             with contextlib.suppress(apsw.Error):  # a full disk: what is in the log is safe there
                 self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             self._log_pages = 0
+
+    def make_sure(self) -> None:
+        """That what is known of the journal is what the disk has: an interrupt may have come
+        between a commit and the note of it."""
+        if self._unsure and self._connection is not None:
+            self.journal.recover()
+            self._unsure = False
 
     def _append(self, content: bytes, rows: Sequence[Row]) -> None:
         """To the journal, with one statement: each gives up Python's lock, which a busy loop is
@@ -221,6 +235,7 @@ class Database:
         connection = self._connection
         if connection is None or connection.in_transaction:
             connection = self._writable("write to")
+        self._unsure = True
         try:
             numbers = self.mail.numbers_after(connection, rows)
             self.journal.append(connection, content)
@@ -231,6 +246,7 @@ class Database:
         if numbers:
             self.mail.note_numbers(numbers)
         self.journal.add(connection.last_insert_rowid(), content, rows)
+        self._unsure = False
 
     def _write_anew(self, small: Sequence[Any], mail: Sequence[Row]) -> None:
         """Among these rows numbers begin anew: what waits is of those before."""
@@ -517,11 +533,6 @@ class Database:
             # A restore that failed half-way may leave it so.
             raise StorageError(f"The store {self.path} is not open.", path=str(self.path))
         return self._connection
-
-
-def log_pages_max(rows: int) -> int:
-    """How long the log may be for a commit of so many rows."""
-    return LOG_PAGES_KEPT if rows <= LONE_ROWS else LOG_PAGES_MAX
 
 
 def _put(connection: apsw.Connection, rows: Sequence[Any]) -> None:

@@ -23,7 +23,6 @@ class Pace:
         self._average: float | None = None
         self._slow = False
         self._rests_until = 0.0
-        self._ended = float("-inf")
         self._next_at = float("-inf")
 
     def allows(self, now: float) -> bool:
@@ -39,12 +38,8 @@ class Pace:
         took = ended - began
         before = took if self._average is None else self._average
         self._average = before + (took - before) / LATEST
-        self._ended, self._next_at = ended, ended + took
+        self._next_at = ended + took
         if took > SLOW_S:
             self._slow, self._rests_until = True, ended + RESTS * took
         elif ended >= self._rests_until:
             self._slow = False
-
-    def is_quiet(self, now: float, quiet_s: float) -> bool:
-        """Whether no commit was made for so long."""
-        return now >= self._ended + quiet_s

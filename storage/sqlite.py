@@ -4,7 +4,7 @@ Decides how work reaches that thread: in order, with all commits that wait side 
 one transaction. A commit that has none before it is made in the loop's own thread while the disk
 is quick (`pace.py`); else the loop is never held up. Invariants: a `commit` that returned is
 on the disk; one that raised is not; of one that was cancelled, all rows are or none. One thread at
-a time uses the database.
+a time uses the database. What an interrupt left undone is made good before the next use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from meshagent.core.ports import (
 from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
 from meshagent.storage.attached import blobs, names_blob
 from meshagent.storage.backup import Snapshot, restore_database
-from meshagent.storage.database import AT_ONCE_ROWS_MAX, Database, log_pages_max
+from meshagent.storage.database import AT_ONCE_ROWS_MAX, Database
 from meshagent.storage.pace import Pace
 from meshagent.storage.texts import DIRECTIONS, LogPage, Wanted, match_query
 
@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 PENDING_JOBS_MAX = 4_096  # more waiters than one node has sessions and links together
 GROUP_JOBS_MAX = 512  # per transaction: keeps its latency and the log's growth in bounds
 QUIET_S = 0.2  # without a job, then there is time to bring the journal into the tables
+RETRY_S = 10.0  # after a full disk would not take it: it is safe where it is
 GROUP_BYTES_MAX = 4 * 1024 * 1024  # of messages per transaction, beyond its first commit
 
 T = TypeVar("T")
@@ -280,11 +281,11 @@ class _Worker:
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._taken: deque[_Job] = deque()
         self._untold = 0
-        """Jobs of which the loop has not heard yet: what comes later must not pass them."""
+        """Jobs of which the loop has not heard yet. The thread uses the database for these only,
+        and the loop while there are none: so they need no lock, and nothing passes a job."""
         self._pace = Pace()
-        self._folding_soon: asyncio.TimerHandle | None = None
-        self._at_work = threading.Lock()
-        """Held by the thread that uses the database."""
+        self._committed_at = float("-inf")
+        self._tidying: asyncio.TimerHandle | None = None
         self._database = Database(path)
         self._database.journal.between = self._let_commits_pass
         # A daemon: a program that forgot to close must still be able to end; SQLite recovers.
@@ -315,22 +316,37 @@ class _Worker:
     def commit_at_once(self, rows: Sequence[Row]) -> bool:
         """In this thread, which is the loop's, if nothing is in the way and it will be short."""
         began = self._loop.time()
-        if self._untold or not self._pace.allows(began) or not self._at_work.acquire(False):
+        if self._untold or not self._pace.allows(began) or not self._database.write_at_once(rows):
             return False
-        try:
-            if not self._database.write_at_once(rows):
-                return False
-        finally:
-            self._at_work.release()
-        self._pace.took(began, self._loop.time())
-        if self._folding_soon is None:
-            self._folding_soon = self._loop.call_later(QUIET_S, self._fold_soon)
+        self._committed_at = self._loop.time()
+        self._pace.took(began, self._committed_at)
+        self._tidy_later()
         return True
 
-    def _fold_soon(self) -> None:
-        """The thread waits for a job and does not know what the loop has put into the journal."""
-        self._folding_soon = None
-        self.post(lambda _: None)
+    def _tidy_later(self) -> None:
+        """In a quiet moment, bring the journal into the tables."""
+        journal = self._database.journal
+        if self._tidying is None and (journal.size or journal.overrun):
+            self._tidying = self._loop.call_later(QUIET_S, self._tidy)
+
+    def _tidy(self) -> None:
+        self._tidying = None
+        quiet_at = self._committed_at + QUIET_S
+        if self._untold:
+            return  # who hears of it comes back to this
+        if self._loop.time() < quiet_at:
+            self._tidying = self._loop.call_at(quiet_at, self._tidy)
+        else:
+            self._put(_Call(_fold_some, self._tidied))
+
+    def _tidied(self, is_left: bool, error: Exception | None) -> None:
+        """A step at a time: whoever came meanwhile had his turn."""
+        if error is not None:
+            if not isinstance(error, MeshError):
+                log.error("the journal is not folded", exc_info=error)
+            self._tidying = self._loop.call_later(RETRY_S, self._tidy)
+        elif is_left and not self._untold:
+            self._put(_Call(_fold_some, self._tidied))
 
     def post(self, run: Callable[[Database], Any]) -> None:
         """Do this after what waits; nobody waits for it."""
@@ -338,8 +354,8 @@ class _Worker:
 
     def ask_to_stop(self) -> asyncio.Future[Any]:
         """End the thread after what waits; the future tells when."""
-        if self._folding_soon is not None:
-            self._folding_soon.cancel()
+        if self._tidying is not None:
+            self._tidying.cancel()
         future = self.new_future()
         self._put(_Call(Database.close, partial(_tell, future), last=True))
         return future
@@ -357,11 +373,10 @@ class _Worker:
         ended = False
         while not ended:
             if not self._taken:
-                self._taken.append(self._wait())
+                self._taken.append(self._jobs.get())
             group = self._take()
             ended = isinstance(group[0], _Call) and group[0].last
-            with self._at_work:
-                self._do(group)
+            self._do(group)
 
     def _take(self, commits_only: bool = False) -> Sequence[_Job]:
         """The next call, or all commits that stand before it and fit into one transaction."""
@@ -386,45 +401,33 @@ class _Worker:
             self._do(group)
 
     def _do(self, group: Sequence[_Job]) -> None:
-        """Perform it, tell the loop, and then tidy up if there was little to do."""
+        """Perform it, and tell the loop."""
         began = self._loop.time()
         outcomes = _run(self._database, group)
         rows = sum([len(job.rows) for job in group if isinstance(job, _Commit)])
-        self._report(outcomes, began if 0 < rows <= AT_ONCE_ROWS_MAX else None)
-        self._database.checkpoint(log_pages_max(rows))
-
-    def _wait(self) -> _Job:
-        """For a job; in a quiet moment the journal is folded, a little at a time."""
-        journal, pause_s = self._database.journal, QUIET_S
-        while journal.size or journal.overrun:
-            try:
-                return self._jobs.get(timeout=pause_s)
-            except queue.Empty:
-                if not self._pace.is_quiet(self._loop.time(), QUIET_S):
-                    pause_s = QUIET_S  # the loop commits by itself
-                    continue
-                pause_s, journal.overrun = 0.0, False
-                try:
-                    with self._at_work:
-                        journal.fold_some()
-                        self._database.checkpoint(log_pages_max(0))
-                except MeshError:
-                    break  # whoever comes next tries again, and hears of it
-                except Exception:
-                    log.exception("the journal is not folded")
-                    break
-        return self._jobs.get()
-
-    def _report(self, outcomes: Sequence[_Outcome], began: float | None) -> None:
         # A loop that is closed has nobody left who waits.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._hear, outcomes, began, self._loop.time())
+            self._loop.call_soon_threadsafe(self._hear, outcomes, rows, began, self._loop.time())
 
-    def _hear(self, outcomes: Sequence[_Outcome], began: float | None, ended: float) -> None:
+    def _hear(self, outcomes: Sequence[_Outcome], rows: int, began: float, ended: float) -> None:
         self._untold -= len(outcomes)
-        if began is not None:
-            self._pace.took(began, ended)
+        if rows:
+            self._committed_at = ended
+            if rows <= AT_ONCE_ROWS_MAX:
+                self._pace.took(began, ended)
+            if self._database.log_is_long(rows):
+                self.post(Database.checkpoint)
         _resolve(outcomes)
+        self._tidy_later()
+
+
+def _fold_some(database: Database) -> bool:
+    """Whether there is more."""
+    database.journal.overrun = False
+    database.journal.fold_some()
+    if database.log_is_long(0):
+        database.checkpoint()
+    return database.journal.size > 0
 
 
 def _open(database: Database) -> None:
@@ -457,6 +460,7 @@ def _run(database: Database, group: Sequence[_Job]) -> list[_Outcome]:
 
 
 def _perform(database: Database, group: Sequence[_Job]) -> Any:
+    database.make_sure()
     if isinstance(group[0], _Call):
         return group[0].run(database)
     commits = [job for job in group if isinstance(job, _Commit)]

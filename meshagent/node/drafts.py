@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from meshagent.core.attachments import Attachment
-from meshagent.core.effects import Effect
+from meshagent.core.effects import Accepted, Effect
 from meshagent.core.messages import RECEIPT_KIND, Message, MessageIds
 from meshagent.core.ports import Row
 from meshagent.core.types import AgentId
@@ -101,6 +101,9 @@ class Drafts:
     def _accept(self, drafts: Sequence[Draft]) -> None:
         try:
             taken = self._compose(drafts)
+        except (KeyboardInterrupt, SystemExit):
+            self._driver.interrupted([Accepted([(each.kept, None) for each in drafts])])
+            raise
         except Exception as error:  # whatever it is, who handed it in has to hear of it
             if len(drafts) == 1:
                 drafts[0].kept.set_exception(error)

@@ -64,7 +64,14 @@ from meshagent.core.records import STATUS_CHARACTERS_MAX, Record
 from meshagent.core.spooling import Drop
 from meshagent.core.transfer import Transfer
 from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
-from meshagent.errors import CloneRunning, LimitReached, MeshError, RemoteProtocolError, UsageError
+from meshagent.errors import (
+    CloneRunning,
+    LimitReached,
+    MeshError,
+    RemoteProtocolError,
+    StorageError,
+    UsageError,
+)
 from meshagent.node.letters import ReceiptBook
 from meshagent.node.local_post import LocalPost
 from meshagent.node.porter import BLOB_EFFECTS, Porter
@@ -85,6 +92,7 @@ RETAIN_MS = 30 * 24 * 3600 * 1000  # delivered history is kept for a month
 RETAIN_BYTES = 1024 * 1024 * 1024  # and up to a gigabyte
 NOTE_S = 0.05  # a note that no commit took along is kept after so long
 LOOK_S = 0.005  # so much later than it wants the engine may be woken: its shortest time is 10 ms
+_SEE_OUTBOX = "See what waits: meshagent outbox"
 OLDER_COPY = (
     "a peer has messages that this database never sent: it is an older copy; "
     "what waits was numbered anew, and nothing is lost"
@@ -251,12 +259,14 @@ class Driver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        _tell([*self._batch, *self._waiting], UsageError("The node ended before it was kept."))
-        while self._started:
+        waiting, self._waiting = self._waiting, []
+        _tell(waiting, UsageError("The node ended before it was kept."))
+        while self._started:  # the store among them: what is at the disk already hears how it ends
             try:
                 await self._started.pop()()
             except Exception:
                 self.log.exception("closing failed")
+        _tell(self._batch, UsageError("The node ended, and it may have been kept."))
 
     # -- what sessions ask --------------------------------------------------------------------
 
@@ -366,7 +376,7 @@ class Driver:
 
     async def committed(self) -> None:
         """Until all that was decided so far is durable, or has failed."""
-        if not self._committing and not self._notes:
+        if self._mesh is None or not (self._committing or self._notes):
             return
         passed = self.loop.create_future()
         self.perform([Persist(()), Accepted([(passed, None)])])  # in line behind the others
@@ -541,7 +551,8 @@ class Driver:
                 wait_s = ON_WIRE_S if len(due) < DUE_ITEMS_MAX else 0.0
             wait_s = max(0.05, wait_s)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._house.wait(), wait_s)
+                async with asyncio.timeout(wait_s):  # `wait_for` may swallow the word that we end
+                    await self._house.wait()
             self._count_unread()
 
     def _next_held_expiry(self) -> int | None:
@@ -602,7 +613,11 @@ class Driver:
     def link_received(self, link: LinkId, parts: Sequence[bytes | memoryview]) -> None:
         """A frame came."""
         if self._mesh is not None:
-            self.perform(self._mesh.received_parts(link, parts, self.loop.time()))
+            try:
+                self.perform(self._mesh.received_parts(link, parts, self.loop.time()))
+            except (KeyboardInterrupt, SystemExit):
+                self.interrupted([])
+                raise
 
     def link_closed(self, link: LinkId, reason: str) -> None:
         """A connection ended."""
@@ -636,20 +651,33 @@ class Driver:
 
     def perform(self, effects: list[Effect]) -> None:
         """One turn: commit, then send, then report, behind all that was decided before."""
-        if (
-            (self._committing or self._waiting)  # else there is nothing to pass
-            and may_pass(effects)
-            and not overtakes(effects, chain(self._batch, self._waiting))
-        ):
-            if notes := _noted([effects]):
-                self._note(notes)
-            self._apply(effects)
-        else:
-            self._waiting.append(effects)
-            if not self._committing:
-                self._go_on()
+        try:
+            if (
+                (self._committing or self._waiting)  # else there is nothing to pass
+                and may_pass(effects)
+                and not overtakes(effects, chain(self._batch, self._waiting))
+            ):
+                if notes := _noted([effects]):
+                    self._note(notes)
+                self._apply(effects)
+            else:
+                self._waiting.append(effects)
+                if not self._committing:
+                    self._go_on()
+        except (KeyboardInterrupt, SystemExit):
+            self.interrupted(effects)
+            raise
         if self._looking is None:
             self._arm()
+
+    def interrupted(self, effects: list[Effect]) -> None:
+        """A signal ended a turn in the middle: what the engine has decided may be neither kept nor
+        sent. Delivery begins again from the disk, which has all that was accepted."""
+        error = StorageError("This was interrupted: it may have been kept.", hint=_SEE_OUTBOX)
+        batch, self._batch = self._batch, []
+        waiting, self._waiting = self._waiting, []
+        _tell([*batch, *waiting, effects], error)
+        self._suspend(error)
 
     def _note(self, notes: list[OutState | Delivered]) -> None:
         """With the next commit, and behind whatever was decided before."""
@@ -685,36 +713,35 @@ class Driver:
         batch, self._waiting = self._waiting, []
         notes, self._notes = self._notes, []
         rows: list[Row] = notes + _rows(chain.from_iterable(batch))
+        self._batch = batch
         error: MeshError | None = None
         try:
             done = not rows or self._store.commit_at_once(rows)
         except MeshError as failure:
             done, error = True, failure
         if done:
-            self._conclude(batch, notes, error)
+            self._conclude(notes, error)
         else:
-            self._batch = batch
             self._store.begin(rows, partial(self._committed, notes))
         return not done
 
     def _committed(self, notes: list[OutState | Delivered], error: MeshError | None) -> None:
-        batch, self._batch = self._batch, []
         if self._mesh is None:
-            _tell(batch, error)  # the node ends, and nothing more comes of it
+            _tell(self._batch, error)  # the node ends, and nothing more comes of it
+            self._batch, self._committing = [], False
             return
         try:
-            self._conclude(batch, notes, error)
+            self._conclude(notes, error)
+        except (KeyboardInterrupt, SystemExit):
+            self.interrupted([])
+            raise
         finally:
             self._go_on()
         self._arm()
 
-    def _conclude(
-        self,
-        batch: list[list[Effect]],
-        notes: list[OutState | Delivered],
-        error: MeshError | None,
-    ) -> None:
-        """The rows of these turns are durable: perform the rest of them. Or they are not."""
+    def _conclude(self, notes: list[OutState | Delivered], error: MeshError | None) -> None:
+        """The rows of the batch are durable: perform the rest of its turns. Or they are not."""
+        batch, self._batch = self._batch, []
         if error is None:
             self._apply([*chain.from_iterable(batch)])
             if self._mesh is not None and (noted := notes + _noted(batch)):

@@ -307,3 +307,98 @@ def test_a_commit_at_once_that_fails_suspends_delivery_and_is_told() -> None:
             driver.accept([(BOB.agent, Message("n", "text", "", 1))], (), [])
 
     run(script)
+
+
+class Interrupted(MemoryStore):
+    """Ctrl-C comes while it commits, once."""
+
+    keeps: bool | None = None
+    """Whether that commit is on the disk then."""
+
+    def commit_at_once(self, rows: Sequence[Row]) -> bool:
+        keeps, self.keeps = self.keeps, None
+        if keeps is None or keeps:
+            super().commit_at_once(rows)
+        if keeps is not None:
+            raise KeyboardInterrupt
+        return True
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_an_interrupted_commit_is_told_and_the_disk_says_what_became_of_it(
+    monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    monkeypatch.setattr(driver_module, "RECOVER_S", 0.0)
+
+    async def whole() -> None:
+        store = Interrupted()
+        store.at_once = True
+        driver = node(store)
+        await driver.start("127.0.0.1", [0])
+        await accepted(driver, Message("m1", "text", "", 1))
+        assert await driver.take(drop("a"))
+        kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        store.keeps = keeps
+        with pytest.raises(KeyboardInterrupt):
+            driver.perform(
+                driver.accept([(BOB.agent, Message("m2", "text", "", 1))], (), [(kept, None)])
+            )
+        with pytest.raises(StorageError, match="may have been kept"):
+            await kept
+        assert driver._recovering is not None
+        await driver._recovering
+        store.keeps = keeps
+        with pytest.raises(KeyboardInterrupt):
+            driver.perform(driver.mesh.take(BOB.agent, drop("b", first=2).mail, driver.loop.time()))
+        await driver._recovering
+        assert await driver.take(drop("b", "c", first=2)), "what is not there is taken again"
+        await accepted(driver, Message("m3", "text", "", 1))
+        assert [entry.id for entry in await store.inbox(0, 9)] == ["a", "b", "c"]
+        sent = ["m1", "m2", "m3"] if keeps else ["m1", "m3"]
+        assert [(entry.seq, entry.id) for entry in await store.outgoing("m")] == list(
+            enumerate(sent, 1)
+        )
+        await driver.stop()
+
+    asyncio.run(whole())
+
+
+def test_what_is_at_the_disk_when_the_node_ends_hears_how_it_ended_there() -> None:
+    async def whole() -> None:
+        store = MemoryStore()
+        driver = node(store)
+        await driver.start("127.0.0.1", [0])
+        store.hold()
+        first = accepted(driver, Message("m1", "text", "", 1))
+        while not store.waiting:  # noqa: ASYNC110 - until the commit is under way
+            await asyncio.sleep(0)
+        second = accepted(driver, Message("m2", "text", "", 1))
+        stopping = asyncio.create_task(driver.stop())
+        while not driver._ended.is_set():
+            store.let_go()
+            await asyncio.sleep(0)
+        await stopping
+        assert first.exception() is None, "it is kept"
+        assert second.done()
+        async with asyncio.timeout(5):
+            await driver.committed()  # which waits for nothing that will never come
+        await store.open()
+        assert [entry.id for entry in await store.outgoing("m1")] == ["m1"]
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_node_ends_at_once_whatever_it_was_about_to_tidy(turns: int) -> None:
+    async def script(driver: Driver, store: Sick) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)  # until it has nothing to do
+        house = next(each for each in driver._tasks if "_keep_house" in repr(each))
+        driver._house.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        house.cancel()
+        await asyncio.wait([house], timeout=5)
+        assert house.done()
+
+    run(script)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
 from pathlib import Path
-from typing import Any
 
 import apsw
 import pytest
@@ -16,7 +14,6 @@ from meshagent.core.ports import NewEpoch, PeerRow, Row
 from meshagent.errors import LimitReached
 from meshagent.storage import backup as backup_module
 from meshagent.storage import database as database_module
-from meshagent.storage import journal as journal_module
 from meshagent.storage import pace as pace_module
 from meshagent.storage import sqlite as sqlite_module
 from meshagent.storage.backup import Snapshot, restore_database
@@ -251,39 +248,51 @@ def test_the_log_of_lone_commits_never_grows(path: Path, monkeypatch: pytest.Mon
     live(SqliteStore(path), script)
 
 
-def test_a_fold_that_the_loop_breaks_into_waits_for_the_next_quiet_moment(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disturbed, waits_again, pauses = threading.Event(), threading.Event(), list[float | None]()
-
-    class Jobs(queue.SimpleQueue[Any]):
-        def get(self, block: bool = True, timeout: float | None = None) -> Any:
-            if disturbed.is_set() and not waits_again.is_set():
-                pauses.append(timeout)
-                waits_again.set()
-            return super().get(block, timeout)
-
-    def is_quiet(pace: Pace, now: float, quiet_s: float) -> bool:
-        if not folded.is_set():
-            return True
-        disturbed.set()
-        return False
-
-    folded, real = threading.Event(), Journal.fold_some
-
-    def fold_some(journal: Journal) -> None:
-        real(journal)
-        folded.set()
-
-    monkeypatch.setattr(journal_module, "FOLD_BYTES", 1)
-    monkeypatch.setattr(queue, "SimpleQueue", Jobs)
-    monkeypatch.setattr(Pace, "is_quiet", is_quiet)
-
+def test_a_moment_is_quiet_when_nobody_has_committed_for_a_while(path: Path) -> None:
     async def script(store: SqliteStore) -> None:
-        for row in outs(3):
-            await store.commit([row])
-        monkeypatch.setattr(Journal, "fold_some", fold_some)
-        assert await asyncio.to_thread(waits_again.wait, 20)
-        assert pauses == [sqlite_module.QUIET_S], "it looks again and again instead of waiting"
+        worker = store._worker
+        assert worker is not None
+        await store.commit([out(1)])
+        await at_once(store, [out(2)])
+        assert worker._tidying is not None
+        worker._tidying.cancel()
+        worker._tidy()  # as if its time had come
+        assert worker._untold == 0, "nothing is folded yet"
+        assert worker._tidying.when() == worker._committed_at + sqlite_module.QUIET_S
 
     live(SqliteStore(path), script)
+
+
+@pytest.mark.parametrize("when", ["before it is on the disk", "after"])
+def test_an_interrupt_in_a_commit_loses_neither_it_nor_the_next(
+    path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Ctrl-C while the loop waits for the disk is raised when that has answered."""
+    hit = Journal.append if when.startswith("before") else Journal.add
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    async def script(store: SqliteStore) -> None:
+        await store.commit([out(1), came("a")])
+        await at_once(store, [out(2), came("b")])
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, hit.__name__, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                await at_once(store, [out(3), came("c")])
+        kept = when == "after"
+        assert not store.commit_at_once([out(4 if kept else 3), came("d")]), "first it is made sure"
+        await store.commit([out(4 if kept else 3), came("d")])
+        await at_once(store, [out(5 if kept else 4), came("e")])
+
+    async def look(store: SqliteStore) -> None:
+        wanted = ["a", "b", "c", "d", "e"] if when == "after" else ["a", "b", "d", "e"]
+        assert [entry.id for entry in await store.inbox(0, 9)] == wanted
+        found = [entry.seq for entry in await store.pending(PEER, 1, 9)]
+        assert found == list(range(1, len(wanted) + 1))
+
+    async def both(store: SqliteStore) -> None:
+        await script(store)
+        await look(store)
+
+    live(SqliteStore(path), both, look)
