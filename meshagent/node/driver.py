@@ -677,7 +677,7 @@ class Driver:
         batch, self._batch = self._batch, []
         waiting, self._waiting = self._waiting, []
         _tell([*batch, *waiting, effects], error)
-        self._suspend(error)
+        self._suspend(StorageError("The node was interrupted.", hint="Try again in a moment."))
 
     def _note(self, notes: list[OutState | Delivered]) -> None:
         """With the next commit, and behind whatever was decided before."""

@@ -346,6 +346,8 @@ def test_an_interrupted_commit_is_told_and_the_disk_says_what_became_of_it(
         with pytest.raises(StorageError, match="may have been kept"):
             await kept
         assert driver._recovering is not None
+        with pytest.raises(StorageError, match="Try again"):
+            driver.accept([(BOB.agent, Message("not", "text", "", 1))], (), [])
         await driver._recovering
         store.keeps = keeps
         with pytest.raises(KeyboardInterrupt):
