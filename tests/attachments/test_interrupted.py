@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
+import tempfile
 
 import pytest
 from attachments.courier import MIB, Courier, free_port, peak_kib, resident_kib
@@ -71,11 +73,19 @@ class Ordeal:
 
     def _wait_until_remembered(self) -> None:
         """Who was met is written down a moment later: before that nobody could find back."""
-        database = self.courier.folder.agents / self.sender.agent / "mesh.db"
+        folder = self.courier.folder.agents / self.sender.agent
 
         def is_known() -> bool:
-            with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as read:
-                return bool(read.execute("SELECT count(*) FROM peers").fetchone()[0])
+            """In a copy: the file itself is the node's alone while it runs."""
+            with tempfile.TemporaryDirectory() as place:
+                for name in ("mesh.db", "mesh.db-wal"):
+                    shutil.copy(folder / name, place)
+                with (
+                    contextlib.suppress(sqlite3.DatabaseError),  # it was written to meanwhile
+                    contextlib.closing(sqlite3.connect(f"{place}/mesh.db")) as read,
+                ):
+                    return bool(read.execute("SELECT count(*) FROM peers").fetchone()[0])
+            return False
 
         wait_until(is_known, "the receiver to be remembered")
 
