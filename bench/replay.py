@@ -18,7 +18,7 @@ __all__ = ["measure"]
 
 SIZE = 200
 COROUTINES = 500
-REPLAY_TO_LIVE_BAR = 0.8
+REPLAY_TO_LIVE_BARS = {100_000: 0.8}  # a shorter one is mostly the greeting and a first read
 AMOUNTS = {"tiny": (1, (50,)), "quick": (1, (10_000,)), "full": (3, (10_000, 100_000))}
 """Rounds, and the backlog's sizes."""
 LIVE_SHARE = 5  # of a backlog, so many times fewer are sent live: enough for a rate
@@ -40,7 +40,10 @@ def measure(setting: Setting) -> Answer:
         replayed = [each["replay_per_s"] for each in figures]
         answer.headlines.append(
             Headline(
-                f"replay.{size}_to_live", ratio_of(replayed, live), "higher", bar=REPLAY_TO_LIVE_BAR
+                f"replay.{size}_to_live",
+                ratio_of(replayed, live),
+                "higher",
+                bar=REPLAY_TO_LIVE_BARS.get(size),
             )
         )
         for who in ("sender", "recipient"):
