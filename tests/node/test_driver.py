@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +20,13 @@ from meshagent.core.messages import Message, MessageState, pack_body
 from meshagent.core.ports import InState, PeerRow, Row, Watermark
 from meshagent.core.spooling import Drop
 from meshagent.core.types import AgentId, LinkId
-from meshagent.errors import StorageError
+from meshagent.errors import StorageError, UsageError
 from meshagent.node import driver as driver_module
 from meshagent.node.driver import Driver, Profile
 from meshagent.node.letters import Receipt
+from meshagent.storage.database import Database
 from meshagent.storage.memory import MemoryStore
+from meshagent.storage.sqlite import SqliteStore
 
 ME, BOB, EVE = identity("me"), identity("bob"), identity("eve")
 
@@ -365,27 +369,35 @@ def test_an_interrupted_commit_is_told_and_the_disk_says_what_became_of_it(
     asyncio.run(whole())
 
 
-def test_what_is_at_the_disk_when_the_node_ends_hears_how_it_ended_there() -> None:
+def test_what_is_at_the_disk_when_the_node_ends_hears_how_it_ended_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, release, real = threading.Event(), threading.Event(), Database.write
+
+    def write(database: Database, rows: Sequence[Row]) -> None:
+        begun.set()
+        assert release.wait(20)
+        real(database, rows)
+
     async def whole() -> None:
-        store = MemoryStore()
+        store = SqliteStore(tmp_path / "mesh.db")
+        monkeypatch.setattr(SqliteStore, "commit_at_once", lambda store, rows: False)
         driver = node(store)
         await driver.start("127.0.0.1", [0])
-        store.hold()
+        monkeypatch.setattr(Database, "write", write)
         first = accepted(driver, Message("m1", "text", "", 1))
-        while not store.waiting:  # noqa: ASYNC110 - until the commit is under way
-            await asyncio.sleep(0)
+        assert await asyncio.to_thread(begun.wait, 20)
         second = accepted(driver, Message("m2", "text", "", 1))
-        stopping = asyncio.create_task(driver.stop())
-        while not driver._ended.is_set():
-            store.let_go()
-            await asyncio.sleep(0)
-        await stopping
-        assert first.exception() is None, "it is kept"
-        assert second.done()
-        async with asyncio.timeout(5):
+        second.add_done_callback(lambda _: release.set())
+        async with asyncio.timeout(20):
+            await driver.stop()
+            await first  # it is kept
+            with pytest.raises(UsageError, match="before it was kept"):
+                await second
             await driver.committed()  # which waits for nothing that will never come
         await store.open()
-        assert [entry.id for entry in await store.outgoing("m1")] == ["m1"]
+        assert [entry.id for entry in await store.outgoing("m")] == ["m1"]
+        await store.close()
 
     asyncio.run(whole())
 
