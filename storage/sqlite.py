@@ -344,6 +344,8 @@ class _Worker:
         if error is not None:
             if not isinstance(error, MeshError):
                 log.error("the journal is not folded", exc_info=error)
+            if self._tidying is not None:
+                self._tidying.cancel()
             self._tidying = self._loop.call_later(RETRY_S, self._tidy)
         elif is_left and not self._untold:
             self._put(_Call(_fold_some, self._tidied))

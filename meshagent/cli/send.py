@@ -80,7 +80,7 @@ def command(common: Common, peer: str, text: str | None, wait: float, **rest: An
             notice("Not waiting for it any longer. What waits: meshagent outbox", quiet)
             raise
     elapsed_ms = round((time.monotonic() - started) * 1000, 1)
-    strangers = [each["to"] for each in receipts if not each.pop("known")]
+    strangers = [each["to"] for each in receipts if not each.pop("known", True)]
     for receipt in receipts:
         receipt["elapsed_ms"] = elapsed_ms
     _show(receipts, common)

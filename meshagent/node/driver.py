@@ -743,7 +743,11 @@ class Driver:
         """The rows of the batch are durable: perform the rest of its turns. Or they are not."""
         batch, self._batch = self._batch, []
         if error is None:
-            self._apply([*chain.from_iterable(batch)])
+            try:
+                self._apply([*chain.from_iterable(batch)])
+            except (KeyboardInterrupt, SystemExit):
+                self._batch = batch  # whoever waits for it has to hear of that
+                raise
             if self._mesh is not None and (noted := notes + _noted(batch)):
                 self._mesh.noted(noted)
         else:

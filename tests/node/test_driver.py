@@ -369,6 +369,25 @@ def test_an_interrupted_commit_is_told_and_the_disk_says_what_became_of_it(
     asyncio.run(whole())
 
 
+def test_who_waits_hears_of_an_interrupt_that_comes_after_the_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(peer: AgentId) -> None:
+        raise KeyboardInterrupt
+
+    async def script(driver: Driver, store: Sick) -> None:
+        store.hold()
+        kept = accepted(driver, Message("m", "text", "", 1))
+        with monkeypatch.context() as patch:
+            patch.setattr(driver.post, "pending", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                driver._committed([], None)  # as when the disk has answered
+        with pytest.raises(StorageError, match="may have been kept"):
+            await kept
+
+    run(script)
+
+
 def test_what_is_at_the_disk_when_the_node_ends_hears_how_it_ended_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
