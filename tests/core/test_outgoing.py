@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from meshagent.core import outgoing
@@ -164,3 +166,22 @@ def test_an_answer_beyond_a_gap_ends_the_wait_for_it() -> None:
     assert made.gap_due is not None
     made.settle(1)
     assert made.gap_due is None
+
+
+def test_what_an_answer_does_not_say_all_of_is_known_whether_accepted_or_read_from_disk() -> None:
+    made = SendStream(EPOCH)
+    made.linked = True
+    plain = OutRow("bob", EPOCH, 1, "m1", b"body", 0)
+    made.add([plain, plain._replace(seq=2, expires_ms=9), plain._replace(seq=3, blobs=(b"s",))])
+    assert made.special == {2, 3}
+    made.settle(2)
+    made.forget_settled()
+    assert made.special == {3}, "it is not kept for ever"
+    read = SendStream(EPOCH, next_seq=4)
+    read.linked = read.loading = True
+    read.take_loaded(
+        [entry(1), replace(entry(2), expires_ms=9), replace(entry(3), attached=True)], {}
+    )
+    assert read.special == {2, 3}
+    read.unlink()
+    assert read.special == set()
