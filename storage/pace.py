@@ -4,6 +4,10 @@ Never touches a disk or a clock. To hand a commit to the store's thread and to h
 long as a quick disk needs for a sync; but a slow one must not stop the program around us.
 Invariants: after a slow commit none is made in the loop before a quick one was seen elsewhere; the
 loop spends at most half of its time in commits.
+
+A commit elsewhere waits for Python's lock too, which a busy loop is slow to return: it took as long
+as the disk, or longer. So what was quick there counts more than what was not; else a loop that has
+once begun to hand its commits over would hear of slow ones only, and go on to.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ QUICK_S = 0.001  # on average: beyond it there is nothing to be gained, and the 
 SLOW_S = 0.003  # once: a loop is held up as long by many another callback
 RESTS = 20  # times as long as a slow commit took: so these take 5% of the loop's time at the most
 LATEST = 8  # commits that the average is about
+LATEST_QUICK = 2  # of those elsewhere that were quicker than the average
 
 
 class Pace:
@@ -34,12 +39,21 @@ class Pace:
         return quick and not self._slow and now >= self._next_at
 
     def took(self, began: float, ended: float) -> None:
-        """A commit that the loop may make was made, wherever."""
+        """A commit was made in the loop."""
         took = ended - began
-        before = took if self._average is None else self._average
-        self._average = before + (took - before) / LATEST
+        self._count(took, LATEST)
         self._next_at = ended + took
         if took > SLOW_S:
             self._slow, self._rests_until = True, ended + RESTS * took
-        elif ended >= self._rests_until:
+
+    def saw(self, began: float, ended: float) -> None:
+        """A commit that the loop may make was made elsewhere."""
+        took = ended - began
+        quicker = self._average is not None and took < self._average
+        self._count(took, LATEST_QUICK if quicker else LATEST)
+        if took <= SLOW_S and ended >= self._rests_until:
             self._slow = False
+
+    def _count(self, took: float, latest: int) -> None:
+        before = took if self._average is None else self._average
+        self._average = before + (took - before) / latest

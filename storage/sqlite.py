@@ -416,7 +416,7 @@ class _Worker:
         if rows:
             self._committed_at = ended
             if rows <= AT_ONCE_ROWS_MAX:
-                self._pace.took(began, ended)
+                self._pace.saw(began, ended)
             if self._database.log_is_long(rows):
                 self.post(Database.checkpoint)
         _resolve(outcomes)
