@@ -146,19 +146,20 @@ class Database:
             with self.mapped("close"):
                 connection.close()
 
-    def write(self, rows: Sequence[Row | MetaRow]) -> None:
-        """All of them in one transaction, durable on return."""
+    def write(self, rows: Sequence[Row | MetaRow]) -> bool:
+        """All of them in one transaction, durable on return; whether one that `write_at_once`
+        would make, as far as it depends on them."""
         self.make_sure()
         kinds = set(map(type, rows))
         small = [row for row in rows if type(row) in _SMALL] if kinds & _SMALL else []
         mail: Sequence[Any] = [row for row in rows if type(row) not in _SMALL] if small else rows
         if NewEpoch in kinds:
             self._write_anew(small, mail)
-            return
+            return False
         content = self.journal.takes(mail) if mail else None
         if content is not None and not small:
             self._append(content, mail)
-            return
+            return not self.journal.overrun and _is_short(content, mail)
         with self.transaction("write to") as connection:
             _put(connection, small)
             numbers = self.mail.numbers_after(connection, mail)
@@ -172,6 +173,7 @@ class Database:
             self.journal.add(connection.last_insert_rowid(), content, mail)
         elif mail:
             self.journal.clear()
+        return False
 
     def write_at_once(self, rows: Sequence[Row]) -> bool:
         """As `write`, if that takes no longer than the disk needs for a sync; else False."""
@@ -185,7 +187,7 @@ class Database:
         ):
             return False
         content = self.journal.packed(rows)
-        if len(content) > AT_ONCE_BYTES_MAX or is_long(content, len(rows)):
+        if not _is_short(content, rows):
             return False
         self._append(content, rows)
         return True
@@ -550,6 +552,15 @@ def _refuse_network_filesystem(path: Path) -> None:
             path=str(path),
             filesystem=kind,
         )
+
+
+def _is_short(content: bytes, rows: Sequence[Row]) -> bool:
+    """Whether these rows, packed, take no longer to write than the disk needs for a sync."""
+    return (
+        len(rows) <= AT_ONCE_ROWS_MAX
+        and len(content) <= AT_ONCE_BYTES_MAX
+        and not is_long(content, len(rows))
+    )
 
 
 def _sync_name(level: object) -> str:

@@ -33,7 +33,7 @@ from meshagent.core.ports import (
 from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
 from meshagent.storage.attached import blobs, names_blob
 from meshagent.storage.backup import Snapshot, restore_database
-from meshagent.storage.database import AT_ONCE_ROWS_MAX, Database
+from meshagent.storage.database import Database
 from meshagent.storage.pace import Pace
 from meshagent.storage.texts import DIRECTIONS, LogPage, Wanted, match_query
 
@@ -415,10 +415,10 @@ class _Worker:
         self._untold -= len(outcomes)
         if rows:
             self._committed_at = ended
-            if rows <= AT_ONCE_ROWS_MAX:
+            if outcomes[0][1]:
                 self._pace.saw(began, ended)
-            if self._database.log_is_long(rows):
-                self.post(Database.checkpoint)
+        if self._database.log_is_long(rows):  # a question has brought the journal into the tables
+            self.post(Database.checkpoint)
         _resolve(outcomes)
         self._tidy_later()
 
@@ -466,8 +466,7 @@ def _perform(database: Database, group: Sequence[_Job]) -> Any:
     if isinstance(group[0], _Call):
         return group[0].run(database)
     commits = [job for job in group if isinstance(job, _Commit)]
-    database.write([row for job in commits for row in job.rows])
-    return None
+    return database.write([row for job in commits for row in job.rows])
 
 
 def _resolve(outcomes: Sequence[_Outcome]) -> None:

@@ -149,7 +149,7 @@ def test_it_never_passes_a_commit_that_waits(path: Path, monkeypatch: pytest.Mon
     live(SqliteStore(path), script)
 
 
-@pytest.mark.parametrize(
+takes_longer = pytest.mark.parametrize(
     "rows",
     [
         [PeerRow(PEER, b"k" * 32, ())],
@@ -159,6 +159,9 @@ def test_it_never_passes_a_commit_that_waits(path: Path, monkeypatch: pytest.Mon
     ],
     ids=["peers", "new numbers", "many", "long"],
 )
+
+
+@takes_longer
 def test_what_takes_longer_than_a_sync_is_not_done_in_the_loop(path: Path, rows: list[Row]) -> None:
     async def script(store: SqliteStore) -> None:
         await store.commit([came("first")])
@@ -169,6 +172,40 @@ def test_what_takes_longer_than_a_sync_is_not_done_in_the_loop(path: Path, rows:
         assert worker._database.write_at_once([out(1), came("c")])
         worker._database.journal.overrun = True
         assert not worker._database.write_at_once([out(2)])
+
+    live(SqliteStore(path), script)
+
+
+@takes_longer
+def test_what_takes_longer_than_a_sync_says_nothing_of_the_disk(
+    path: Path, rows: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[float, float]] = []
+    monkeypatch.setattr(Pace, "saw", lambda _, *times: seen.append(times))
+
+    async def script(store: SqliteStore) -> None:
+        await store.commit(rows)
+        assert not seen
+        await store.commit([came("short")])
+        assert len(seen) == 1
+
+    live(SqliteStore(path), script)
+
+
+def test_the_log_is_short_again_after_a_question_that_has_lengthened_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a question brings into the tables must not be a burden of the next burst."""
+    monkeypatch.setattr(database_module, "LOG_PAGES_KEPT", 20)
+
+    async def script(store: SqliteStore) -> None:
+        worker = store._worker
+        assert worker is not None
+        await store.commit(outs(500))
+        assert not worker._database.log_is_long(500)
+        await store.outbox(1)
+        await store.outbox(1)  # behind all that the first one has left
+        assert worker._database._log_pages < 20
 
     live(SqliteStore(path), script)
 
