@@ -31,18 +31,26 @@ def has_frames(source: zmq.Socket[bytes]) -> bool:
 
 
 class Drain:
-    """Calls `take` when the socket may have something; `take` returns True if it left some."""
+    """Calls `take` when the socket may have something; `take` returns True if it left some.
+
+    With `take_one`, that is called when the socket has spoken, and `take` when the loop has come
+    round: who waited for what came goes on before somebody looks whether there is more.
+    """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, source: zmq.Socket[bytes], take: Callable[[], bool]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        source: zmq.Socket[bytes],
+        take: Callable[[], bool],
+        take_one: Callable[[], bool] | None = None,
     ) -> None:
         self._loop = loop
         self._source = source
-        self._take = take
+        self._take, self._take_one = take, take_one
         self._due = False
         self._closed = False
         self._fd = int(source.getsockopt(zmq.FD))
-        loop.add_reader(self._fd, self._run)
+        loop.add_reader(self._fd, self._spoke)
         self.poke()  # libzmq speaks only of what comes after somebody has looked in vain
 
     def poke(self) -> None:
@@ -53,7 +61,7 @@ class Drain:
 
     def look(self) -> None:
         """Poke if the socket has something that no edge will tell us about."""
-        if not self._closed and has_frames(self._source):
+        if not self._due and not self._closed and has_frames(self._source):
             self.poke()
 
     def close(self) -> None:
@@ -62,14 +70,26 @@ class Drain:
             self._closed = True
             self._loop.remove_reader(self._fd)
 
+    def _spoke(self) -> None:
+        if self._take_one is None:
+            self._run(self._take)
+        elif self._due:
+            self._run(self._take_one)
+        else:
+            self._due = True  # what is sent meanwhile need not look
+            try:
+                self._run(self._take_one)
+            finally:
+                self._loop.call_soon(self._again)  # behind those who were told
+
     def _again(self) -> None:
         self._due = False
         if not self._closed:
-            self._run()
+            self._run(self._take)
 
-    def _run(self) -> None:
+    def _run(self, take: Callable[[], bool]) -> None:
         try:
-            if self._take():
+            if take():
                 self.poke()
         except zmq.ZMQError:
             if not self._closed:

@@ -123,7 +123,9 @@ class ZmqTransport:
             self._context, "router", self._router, LISTENING_EVENTS, limits.monitor_events_max
         )
         self._reader = FrameReader(self._router, limits, routed=True)
-        self._frames = Drain(self._loop, self._router, self._take_inbound)
+        self._frames = Drain(
+            self._loop, self._router, self._take_inbound, lambda: self._take_inbound(1)
+        )
         self._drains.append(self._frames)
         self._drains.append(Drain(self._loop, self._monitor.socket, self._take_arrivals))
 
@@ -298,7 +300,12 @@ class ZmqTransport:
         line = Line(dealer, monitor, FrameReader(dealer, limits, routed=False))
 
         line.drains = [
-            Drain(self._loop, dealer, lambda: self._take_dialled(entry, line)),
+            Drain(
+                self._loop,
+                dealer,
+                lambda: self._take_dialled(entry, line),
+                lambda: self._take_dialled(entry, line, 1),
+            ),
             Drain(self._loop, monitor.socket, lambda: self._take_events(entry, line)),
         ]
         try:
@@ -320,11 +327,12 @@ class ZmqTransport:
         self._read_events(entry, line)
         return entry.line is line and bool(entry.end) and self._take_dialled(entry, line)
 
-    def _take_dialled(self, entry: Dialled, line: Line) -> bool:
-        frames, size = self._limits.turn_frames_max, self._limits.turn_bytes_max
-        received = None
+    def _take_dialled(self, entry: Dialled, line: Line, frames: int = 0) -> bool:
+        """Frames, as many as a turn may have; or so many, which are expected."""
+        expected = frames > 0 and entry.opened
+        frames, size = frames or self._limits.turn_frames_max, self._limits.turn_bytes_max
         while entry.line is line and frames > 0 and size > 0:
-            received = line.reader.read(expected=received is None and entry.opened)
+            received = line.reader.read(expected=expected)
             if received is None:
                 if not line.reader.skipping and entry.end:
                     self._dialled_ended(entry, line)
@@ -358,11 +366,12 @@ class ZmqTransport:
         self._read_monitor()
         return self._take_inbound()
 
-    def _take_inbound(self) -> bool:
-        frames, size = self._limits.turn_frames_max, self._limits.turn_bytes_max
-        received = None
+    def _take_inbound(self, frames: int = 0) -> bool:
+        """As `_take_dialled`."""
+        expected = frames > 0
+        frames, size = frames or self._limits.turn_frames_max, self._limits.turn_bytes_max
         while self._running and frames > 0 and size > 0:
-            received = self._reader.read(expected=received is None)
+            received = self._reader.read(expected=expected)
             if received is None:
                 if not self._reader.skipping:
                     self._settle()

@@ -258,3 +258,26 @@ def test_a_reused_descriptor_does_not_cost_a_new_link_its_life(zmq_world, until)
         assert a.send(kept, b"kept")
 
     zmq_world.run(scenario)
+
+
+def test_who_waited_for_a_frame_goes_on_before_more_is_read(zmq_world, until):
+    """One that waits behind the first frame is not held up by all that came with it."""
+
+    async def scenario():
+        a, b = await zmq_world.node(), await zmq_world.node()
+        ours, _ = await zmq_world.linked(a, b)
+        seen = []
+
+        def received(link, parts):
+            seen.append(bytes(parts[0]))
+            asyncio.get_running_loop().call_soon(seen.append, f"after {len(seen)}")
+
+        b.owner.on_received = received
+        for number in range(5):
+            assert a.send(ours, b"%d" % number)
+        stall(0.2)
+        await until(lambda: len(seen) == 10)
+        assert seen[:2] == [b"0", "after 1"]
+        assert [each for each in seen if isinstance(each, bytes)] == [b"%d" % n for n in range(5)]
+
+    zmq_world.run(scenario)
