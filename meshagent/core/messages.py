@@ -5,9 +5,11 @@ Invariant: the bytes of a message never change once it is accepted, so their has
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import random
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -22,8 +24,10 @@ __all__ = [
     "MessageState",
     "body_hash",
     "is_id",
+    "pack_bodies",
     "pack_body",
     "parse_body",
+    "parse_texts",
 ]
 
 INLINE_BYTES_MAX = 1024 * 1024  # text and data together; beyond that it is an attachment
@@ -32,6 +36,7 @@ HEADERS_MAX = 32
 DATA_DEPTH_MAX = 64  # lists in lists: whoever prints it as JSON has a stack
 HASH_BYTES = 16
 _NUMBERS_END = 2**63
+_new = tuple.__new__  # a named tuple's own way takes twice as long
 _USUAL_KIND = "text"
 _MALFORMED = "A message has a field of the wrong form."
 _DATA_HINT = "Data may hold what JSON can: texts, numbers, lists, objects, true, false, null."
@@ -112,17 +117,16 @@ class MessageIds:
         first = self._last + 1
         if now_ms > self._last >> _TAIL_BITS:  # half of the room is for counting
             first = now_ms << _TAIL_BITS | self._rng.getrandbits(_TAIL_BITS - 1)
-        self._last = first + count - 1
-        beginnings = {high: _id_text(high) for high in {first >> 30, self._last >> 30}}
-        return [
-            f"{beginnings[number >> 30]}{_PAIRS[number >> 20 & 1023]}{_PAIRS[number >> 10 & 1023]}"
-            f"{_PAIRS[number & 1023]}"
-            for number in range(first, self._last + 1)
-        ]
-
-
-def _id_text(high: int) -> str:
-    return "".join((_PAIRS[high >> 20 & 1023], _PAIRS[high >> 10 & 1023], _PAIRS[high & 1023]))
+        end = first + count
+        self._last = end - 1
+        ids: list[str] = []
+        while first < end:  # a stretch with one beginning
+            stretch = min(end - first, 1024 - (first & 1023))
+            beginning = "".join([_PAIRS[first >> shift & 1023] for shift in (50, 40, 30, 20, 10)])
+            at = first & 1023
+            ids += [beginning + pair for pair in _PAIRS[at : at + stretch]]
+            first += stretch
+        return ids
 
 
 def body_hash(body: bytes) -> bytes:
@@ -132,10 +136,28 @@ def body_hash(body: bytes) -> bytes:
 
 def pack_body(message: Message) -> bytes:
     """The bytes that travel and are kept; a message too large for them is refused here."""
-    try:
-        body = pack(message)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise UsageError(f"The message's data can't be sent: {error}.", hint=_DATA_HINT) from None
+    (body,) = pack_bodies((message,))
+    return body
+
+
+def pack_bodies(messages: Iterable[Message]) -> list[bytes]:
+    """As `pack_body`, for many."""
+    bodies: list[bytes] = []
+    for message in messages:
+        try:
+            body = pack(message)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise UsageError(
+                f"The message's data can't be sent: {error}.", hint=_DATA_HINT
+            ) from None
+        if not _is_only_text(message) or len(body) > INLINE_BYTES_MAX:
+            _check(message, body)
+        bodies.append(body)
+    return bodies
+
+
+def _check(message: Message, body: bytes) -> None:
+    """Raise unless every recipient will take it."""
     if len(body) > INLINE_BYTES_MAX:
         size = len(message.text.encode()) + (0 if message.data is None else len(pack(message.data)))
         if size > INLINE_BYTES_MAX or len(body) > MESSAGE_BYTES_MAX:
@@ -145,14 +167,13 @@ def pack_body(message: Message) -> bytes:
                 hint="Send it as an attachment instead.",
             )
     if message.data is None and not message.headers and not message.attachments:
-        if not (_is_plain_text(message) or _is_well_formed(*message)):
+        if not _is_well_formed(*message):
             raise UsageError(f"The message can't be sent: {_MALFORMED}")
-        return body
+        return
     try:
         parse_body(body)  # what others made of the caller's data is what counts
     except RemoteProtocolError as error:
         raise UsageError(f"The message can't be sent: {error.message}", hint=_DATA_HINT) from None
-    return body
 
 
 def parse_body(body: bytes) -> Message:
@@ -170,16 +191,27 @@ def parse_body(body: bytes) -> Message:
     return message
 
 
-def _is_plain_text(message: Message) -> bool:
-    """Whether it is well-formed and nothing but a text, as most are: that is seen at a glance."""
+def parse_texts(bodies: Iterable[bytes | None]) -> list[Message]:
+    """The messages in those at the beginning that are nothing but a text, as most are."""
+    texts: list[Message] = []
+    with contextlib.suppress(RemoteProtocolError):  # whoever looks at the next one will meet it
+        for body in bodies:
+            fields = () if body is None else unpack(body, MESSAGE_BYTES_MAX)
+            if type(fields) is not tuple or not _is_only_text(fields):
+                break
+            texts.append(_new(Message, fields))
+    return texts
+
+
+def _is_only_text(fields: tuple[Any, ...]) -> bool:
+    """Whether this is a message, well-formed, with nothing but a text: that is seen at a glance."""
     return (
-        message[4:] == _NOTHING_ELSE
-        and message.kind == _USUAL_KIND
-        and type(message.text) is type(message.id) is str
-        and 0 < len(message.id) <= SHORT_CHARACTERS_MAX
-        and message.id.isprintable()
-        and type(message.created_ms) is int
-        and 0 <= message.created_ms < _NUMBERS_END
+        fields[4:] == _NOTHING_ELSE
+        and fields[1] == _USUAL_KIND
+        and type(fields[2]) is str
+        and is_id(fields[0])
+        and type(fields[3]) is type(fields[9]) is type(fields[10]) is int
+        and 0 <= fields[3] < _NUMBERS_END
     )
 
 

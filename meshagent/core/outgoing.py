@@ -107,14 +107,17 @@ class SendStream:
     def add(self, rows: Sequence[OutRow]) -> None:
         """New messages, by their numbers: kept in memory while they are next in line, with room."""
         self.next_seq += len(rows)
-        if self.linked and self.loaded + 1 == rows[0].seq:
-            for row in rows[: WINDOW_ITEMS_MAX - len(self.items)]:
-                if self.loaded_bytes >= WINDOW_BYTES_MAX:
-                    break
-                self.items.append(row)
-                self.loaded_bytes += ITEM_BYTES + len(row.body)
-                if row.expires_ms or row.blobs:
-                    self.special.add(row.seq)
+        if not self.linked or self.loaded + 1 != rows[0].seq:
+            return
+        rows = rows[: WINDOW_ITEMS_MAX - len(self.items)]
+        sizes = [ITEM_BYTES + len(row.body) for row in rows]
+        if self.loaded_bytes + sum(sizes) > WINDOW_BYTES_MAX:  # the last may be longer than room is
+            before = accumulate(sizes, initial=self.loaded_bytes)
+            rows = rows[: sum(1 for _ in takewhile(WINDOW_BYTES_MAX.__gt__, before))]
+            del sizes[len(rows) :]
+        self.items += rows
+        self.loaded_bytes += sum(sizes)
+        self.special.update([row.seq for row in rows if row.expires_ms or row.blobs])
 
     def wants_more(self) -> bool:
         """Whether the next ones should be read from disk."""

@@ -96,19 +96,6 @@ class Receipt:
                 return
             await self._change()
 
-    def advance(self, state: MessageState, reason: str) -> None:
-        """The node has news."""
-        rank = PROGRESS[state]
-        if rank <= PROGRESS[self.state]:
-            return
-        self.state, self.reason = state, reason
-        self._history += (state,)
-        if self._waiting:
-            reached = rank if state not in _FAILED else _END_RANK
-            for wanted, change in self._waiting:
-                if wanted <= reached and not change.done():
-                    change.set_result(None)
-
     def _change(self, rank: int = 0) -> asyncio.Future[None]:
         """Done when it has come so far, or has ended: nobody is woken for less."""
         change: asyncio.Future[None] = asyncio.Future(loop=self._loop)
@@ -138,12 +125,16 @@ class ReceiptBook:
         self, peer: AgentId, idents: Iterable[str], state: MessageState, reason: str
     ) -> None:
         """These messages have come so far; nobody answers for another."""
-        held = self._held.get
-        for ident in idents:
-            found = held(ident)
+        rank, news = PROGRESS[state], (state,)
+        reached = _END_RANK if state in _FAILED else rank
+        for found in map(self._held.get, idents):
             receipt = None if found is None else found()
-            if receipt is not None and receipt.to == peer:
-                receipt.advance(state, reason)
+            if receipt is not None and receipt.to == peer and PROGRESS[receipt.state] < rank:
+                receipt.state, receipt.reason = state, reason
+                receipt._history += news
+                for wanted, change in receipt._waiting:
+                    if wanted <= reached and not change.done():
+                        change.set_result(None)
 
 
 class LetterAttachment:

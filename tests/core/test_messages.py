@@ -22,6 +22,7 @@ from meshagent.core.messages import (
     is_id,
     pack_body,
     parse_body,
+    parse_texts,
 )
 from meshagent.errors import LimitReached, RemoteProtocolError, UsageError
 
@@ -98,6 +99,8 @@ def test_data_that_nobody_could_print_is_refused_at_the_sender_with_a_sentence(d
         {"hops": True},
         {"headers": {str(at): "" for at in range(HEADERS_MAX + 1)}},
         {"headers": {"a": 1}},
+        {"expires_ms": False},
+        {"hops": 0.0},
         {"attachments": (b"bytes",)},
     ],
     ids=str,
@@ -114,6 +117,28 @@ def test_a_field_of_the_wrong_form_is_refused_on_both_sides(wrong: dict[str, Any
     )  # fmt: skip
     with pytest.raises(RemoteProtocolError):
         parse_body(body)
+    assert parse_texts([pack_body(PLAIN), body, pack_body(PLAIN)]) == [PLAIN]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"kind": "receipt", "data": {}},
+        {"data": 0},
+        {"thread": "t"},
+        {"reply_to": "r"},
+        {"headers": {"a": "b"}},
+        {"expires_ms": 9},
+        {"hops": 1},
+    ],
+    ids=str,
+)
+def test_what_is_more_than_a_text_is_not_taken_for_one(other: dict[str, Any]) -> None:
+    texts = [PLAIN, PLAIN._replace(id="n", text="")]
+    bodies = [pack_body(each) for each in (*texts, PLAIN._replace(**other), PLAIN)]
+    assert parse_texts(bodies) == texts
+    assert parse_texts([*bodies[:2], None, *bodies[:2]]) == texts
+    assert parse_texts([msgpack.packb([*PLAIN, "of a later version"]), *bodies]) == []
 
 
 @given(st.binary(max_size=200))
@@ -121,6 +146,7 @@ def test_whatever_the_bytes_only_a_protocol_error_is_raised(data: bytes) -> None
     try:
         message = parse_body(data)
     except RemoteProtocolError:
+        assert parse_texts([data]) == []
         return
     json.dumps(message.data)
 

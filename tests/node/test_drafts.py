@@ -1,0 +1,87 @@
+"""What sessions hand in: at once when it comes alone, together when it does not, and in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from node.test_driver import BOB, node
+
+from meshagent.core.ports import OutRow, Row
+from meshagent.node.drafts import Drafts
+from meshagent.storage.memory import MemoryStore
+
+
+class Counting(MemoryStore):
+    """As quick as a disk can be: every commit is made before the call returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[list[str]] = []
+
+    def commit_at_once(self, rows: Sequence[Row]) -> bool:
+        self.made.append([row.id for row in rows if isinstance(row, OutRow)])
+        return True
+
+
+def run(script: Callable[[Drafts, Counting], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        store = Counting()
+        driver = node(store)
+        async with asyncio.timeout(20):
+            await driver.start("127.0.0.1", [0])
+            try:
+                store.made.clear()
+                await script(Drafts(driver, lambda attached, peer: attached), store)
+            finally:
+                await driver.stop()
+
+    asyncio.run(whole())
+
+
+def test_a_message_that_comes_alone_is_durable_before_the_loop_comes_round() -> None:
+    async def script(drafts: Drafts, store: Counting) -> None:
+        for number in range(1, 4):
+            assert drafts.hand_in([BOB.agent], ["alone"]).done()
+            assert len(store.made) == number
+            await asyncio.sleep(0)
+
+    run(script)
+
+
+def test_many_that_come_together_share_a_commit_and_keep_their_order() -> None:
+    async def script(drafts: Drafts, store: Counting) -> None:
+        receipts = await asyncio.gather(
+            *(drafts.hand_in([BOB.agent], [str(number)]) for number in range(100))
+        )
+        assert [len(each) for each in store.made] == [1, 99]
+        assert [ident for each in store.made for ident in each] == [
+            receipt.id for (receipt,) in receipts
+        ]
+        store.made.clear()
+        again = [drafts.hand_in([BOB.agent], [str(number)]) for number in range(100)]
+        assert store.made == [], "they did not come alone before"
+        await asyncio.gather(*again)
+        assert [len(each) for each in store.made] == [100]
+
+    run(script)
+
+
+def test_one_who_sends_without_a_pause_lets_others_go_on() -> None:
+    async def script(drafts: Drafts, store: Counting) -> None:
+        passed = 0
+
+        async def others() -> None:
+            nonlocal passed
+            while True:
+                passed += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(others())
+        for _ in range(100):
+            await drafts.hand_in([BOB.agent], ["more"])
+        beside.cancel()
+        assert passed >= 50
+
+    run(script)
