@@ -22,6 +22,7 @@ from meshagent.storage.files import (
     temporary_beside,
     write_new,
 )
+from meshagent.storage.journal import COMMITS_ENDING
 
 if TYPE_CHECKING:
     from meshagent.storage.database import Database
@@ -31,7 +32,7 @@ __all__ = ["Snapshot", "restore_database"]
 STEP_PAGES = 256  # a MiB, a few ms: then a commit that waits has its turn
 DAMAGE_NAMED_MAX = 5
 _A_BACKUP = "Give a file that 'meshagent backup' has written; nothing was changed."
-COMPANIONS = ("-wal", "-shm", "-journal")
+COMPANIONS = ("-wal", "-shm", "-journal", COMMITS_ENDING)
 
 
 class Snapshot:
@@ -55,6 +56,7 @@ class Snapshot:
 
     def step(self) -> bool:
         """Copy some pages; whether that was all."""
+        self._database.journal.fold_all(alone=True)  # what came meanwhile is to be in it
         with self._database.mapped("back up to", self._target):
             return bool(self._backup.step(STEP_PAGES))
 

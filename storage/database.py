@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +19,9 @@ from meshagent.core.ports import NewEpoch, PeerRow, Row
 from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
 from meshagent.storage.backup import Snapshot
 from meshagent.storage.decay import damaged_mail
-from meshagent.storage.files import mapped_errors
+from meshagent.storage.files import mapped_errors, storage_error
 from meshagent.storage.history import History
-from meshagent.storage.journal import JOURNAL_BYTES_MAX, Journal, is_long
+from meshagent.storage.journal import JOURNAL_BYTES_MAX, Journal, is_long, rows_in_table
 from meshagent.storage.mail import MailTables
 from meshagent.storage.mounts import is_network_filesystem, mounted_filesystem
 from meshagent.storage.schema import (
@@ -45,22 +44,20 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT_MS = 5_000  # ours is the only writer; this is patience with somebody's backup tool
 LOG_PAGES_MAX = 1_000  # about 4 MiB between checkpoints in a flood: short recovery, few syncs
-LOG_PAGES_KEPT = 240  # else: no more than the log has from the start
-LOG_BYTES_KEPT = 1024 * 1024  # a sync of a file that has grown takes half as long again
-LOG_ROOM_BYTES = 64 * 1024 * 1024  # with less on the disk it is left to what has to be kept
+REST_BYTES = 1024 * 1024  # of the journal's file: when it is empty it is begun anew
 WAL_BYTES_MAX = 8 * 1024 * 1024  # what a burst leaves of the log after a checkpoint
 CACHE_KIB_MAX = 16 * 1024  # holds the index over the ids of half a million messages
 QUARANTINE_NAMED_MAX = 20  # as many damaged rows are named in `facts`; all are counted
 SYNCHRONOUS_FULL = 2
-LONE_ROWS = 8  # one message and what comes along: what counts is how long it takes
+JOURNAL_FILE_VERSION = 4  # of the schema: what the table before it held goes to where it belongs
 AT_ONCE_ROWS_MAX = 512  # of a commit in the loop's thread: as many as come to it in a pass or two
 AT_ONCE_BYTES_MAX = 256 * 1024  # of such a commit: half a ms beside the sync
 _SMALL = {PeerRow, MetaRow}  # few, and found by their keys: they go to their tables at once
 _APART = {*_SMALL, NewEpoch}  # what no journal takes
 
 _MOVE_AWAY = (
-    "Stop the node, move the file and its -wal and -shm companions away, and join again: the agent "
-    "keeps its identity. Restore the file from a backup if you have one."
+    "Stop the node, move the file and those beside it whose names begin like its own away, and "
+    "join again: the agent keeps its identity. Restore the file from a backup if you have one."
 )
 _FREE_SPACE = "Free some space; it goes on by itself."
 
@@ -109,7 +106,7 @@ class Database:
         self.snapshots: set[Snapshot] = set()
         self._connection: apsw.Connection | None = None
         self._log_pages = 0
-        self._unsure = False
+        self._unsure = self._unsynced = self._logged = False
 
     def open(self, *, create: bool = True) -> None:
         """Open or create the file, make sure that it syncs, and bring its schema up to date."""
@@ -131,14 +128,17 @@ class Database:
             self._refuse_newer_schema()
             self._set_pragmas()
             self._migrate()
+            self.journal.open(create=create)
             self._ensure_epoch()
-            self._lengthen_log()
 
     def close(self) -> None:
         """Release the file; does nothing when it is not open."""
         if self._connection is not None:
             with contextlib.suppress(MeshError):  # then the next run does it
                 self.journal.fold_all(alone=True)
+                if self.journal.used and self.journal.is_empty:
+                    self._sync()
+        self.journal.close()
         for snapshot in list(self.snapshots):
             snapshot.abandon()
         connection, self._connection = self._connection, None
@@ -156,22 +156,18 @@ class Database:
         if NewEpoch in kinds:
             self._write_anew(small, mail)
             return False
-        content = self.journal.takes(mail) if mail else None
-        if content is not None and not small:
+        content = self.journal.takes(mail) if mail and not small else None
+        if content is not None:
             self._append(content, mail)
             return not self.journal.overrun and _is_short(content, mail)
         with self.transaction("write to") as connection:
             _put(connection, small)
             numbers = self.mail.numbers_after(connection, mail)
-            if content is not None:
-                self.journal.append(connection, content)
-            elif mail:
+            if mail:
                 self.journal.fold_within(connection)
                 self.mail.write(connection, mail)
-        self.mail.note_numbers(numbers)
-        if content is not None:
-            self.journal.add(connection.last_insert_rowid(), content, mail)
-        elif mail:
+        if mail:
+            self.mail.note_numbers(numbers)
             self.journal.clear()
         return False
 
@@ -180,9 +176,9 @@ class Database:
         if (
             len(rows) > AT_ONCE_ROWS_MAX
             or self._unsure
-            or self.log_is_long(len(rows))
             or self.journal.overrun
             or self.journal.size > JOURNAL_BYTES_MAX - AT_ONCE_BYTES_MAX
+            or not self.journal.has_room(AT_ONCE_BYTES_MAX)
             or not _APART.isdisjoint(map(type, rows))
         ):
             return False
@@ -193,27 +189,30 @@ class Database:
         return True
 
     def _note_log(self, connection: apsw.Connection, name: str, pages: int) -> int:
-        self._log_pages = pages
+        """Called when a transaction has changed something; else SQLite does not touch the disk."""
+        self._log_pages, self._logged = pages, True
         return 0
 
-    def _lengthen_log(self) -> None:
-        """With zeros, which SQLite takes for the end: commits then write where the file is."""
-        log = self.path.with_name(f"{self.path.name}-wal")
-        with contextlib.suppress(OSError):  # then it is as long as it is
-            if shutil.disk_usage(log.parent).free < LOG_ROOM_BYTES:
-                return
-            descriptor = os.open(log, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
-            try:
-                size = os.fstat(descriptor).st_size
-                if size < LOG_BYTES_KEPT:
-                    os.pwrite(descriptor, bytes(LOG_BYTES_KEPT - size), size)
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+    def wants_rest(self) -> bool:
+        """Whether `rest` has something to do."""
+        return self._log_pages >= LOG_PAGES_MAX or (
+            self.journal.used >= REST_BYTES and self.journal.is_empty
+        )
 
-    def log_is_long(self, rows: int) -> bool:
-        """Whether a checkpoint is due after a commit of so many rows."""
-        return self._log_pages >= (LOG_PAGES_KEPT if rows <= LONE_ROWS else LOG_PAGES_MAX)
+    def rest(self) -> None:
+        """Make sure that the tables are on the disk: then the journal's file is begun anew. And
+        copy the log into the tables' file if it is long."""
+        if self.journal.used >= REST_BYTES and self.journal.is_empty:
+            self._sync()
+        if self._log_pages >= LOG_PAGES_MAX:
+            self.checkpoint()
+
+    def _sync(self) -> None:
+        """What was folded is not on the disk for certain: a transaction that changes something sees
+        to that."""
+        with self.transaction("write to") as connection:
+            self.journal.fold_within(connection)
+        self.journal.clear()
 
     def checkpoint(self) -> None:
         """Copy the log into the tables' file: after a commit, and not within it."""
@@ -232,22 +231,22 @@ class Database:
             self._unsure = False
 
     def _append(self, content: bytes, rows: Sequence[Row]) -> None:
-        """To the journal, with one statement: each gives up Python's lock, which a busy loop is
-        slow to return."""
+        """To the journal."""
         connection = self._connection
         if connection is None or connection.in_transaction:
             connection = self._writable("write to")
         self._unsure = True
         try:
             numbers = self.mail.numbers_after(connection, rows)
-            self.journal.append(connection, content)
+            self.journal.append(content, rows)
+        except OSError as error:
+            raise storage_error(error, self.path, "write to") from error
         except Exception as error:  # asked for by name only then: the import costs at each commit
             if type(error).__module__ != "apsw":
                 raise
             raise self._error(error, "write to") from error
         if numbers:
             self.mail.note_numbers(numbers)
-        self.journal.add(connection.last_insert_rowid(), content, rows)
         self._unsure = False
 
     def _write_anew(self, small: Sequence[Any], mail: Sequence[Row]) -> None:
@@ -256,10 +255,12 @@ class Database:
         try:
             with self.transaction("write to") as connection:
                 _put(connection, small)
+                self.journal.fold_within(connection)
                 self.mail.write_anew(connection, mail)
         except BaseException:
             self.mail.forget_numbers()  # what it has counted never was
             raise
+        self.journal.clear()
 
     def folded(self) -> Database:
         """This, when all that was committed stands in the tables."""
@@ -393,6 +394,8 @@ class Database:
             )
         for migration in MIGRATIONS[self._schema_version() :]:
             with self.transaction("migrate") as connection:
+                if migration.version == JOURNAL_FILE_VERSION:
+                    self.mail.write(connection, rows_in_table(connection))
                 for statement in migration.statements:
                     connection.execute(statement)
                 connection.execute(
@@ -487,6 +490,7 @@ class Database:
     def transaction(self, doing: str) -> Iterator[apsw.Connection]:
         """All that the block does, or nothing; durable when it is left."""
         connection = self._writable(doing)
+        self._logged = False
         with self.mapped(doing):
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -497,6 +501,8 @@ class Database:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+        if self._logged and not self._unsynced:  # it was synced, and all that was before it
+            self.journal.rest()
 
     def _writable(self, doing: str) -> apsw.Connection:
         connection = self.connected()
@@ -509,10 +515,12 @@ class Database:
         """As `transaction`, for what can be done again after a crash: the next one syncs it too."""
         connection = self.connected()
         connection.pragma("synchronous", "NORMAL")
+        self._unsynced = True
         try:
             with self.transaction(doing):
                 yield connection
         finally:
+            self._unsynced = False
             connection.pragma("synchronous", "FULL")
 
     @contextlib.contextmanager

@@ -26,6 +26,7 @@ __all__ = [
     "read_bounded",
     "remove_quietly",
     "storage_error",
+    "sync_data",
     "sync_file",
     "sync_folder",
     "temporary_beside",
@@ -180,6 +181,16 @@ def sync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_data(descriptor: int) -> None:
+    """Make what was written to an open file durable; raises OSError."""
+    if sys.platform == "darwin":  # a plain fsync leaves the data in the drive's cache
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(descriptor)
 
 
 def sync_folder(path: Path) -> None:

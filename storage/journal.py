@@ -1,20 +1,22 @@
 """What was committed and does not stand in the tables yet.
 
-A commit puts all its rows into one row at the end of one table, which is the least that SQLite can
-make durable. In a quiet moment, or before a question is answered, they are folded into the tables
-where they can be found: many at once, and as they have ended by then. What a crash left here is
-folded before anything else. Decides nothing about what a row means. Invariants: rows are folded
-once and in the order of their commits; one step does a bounded amount of work.
+A commit puts all its rows together at the end of one file, which is the least that a disk can make
+durable. In a quiet moment, or before a question is answered, they are folded into the tables where
+they can be found: many at once, and as they have ended by then. The tables know up to which commit
+they hold all, and learn it in the transaction that brings it there; so what a crash left in the
+file and not in the tables is folded before anything else. Decides nothing about what a row means.
+Invariants: rows are folded once and in the order of their commits; one step does a bounded amount
+of work; the file is written anew only when what it held is durable in the tables.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
-from zlib import crc32
 
 import msgpack
 
@@ -31,19 +33,26 @@ from meshagent.core.ports import (
     Watermark,
 )
 from meshagent.errors import MeshError
+from meshagent.storage.commits import TAG_BYTES, Commit, CommitFile
 from meshagent.storage.decay import Lost, close_gaps
+from meshagent.storage.files import mapped_errors
+from meshagent.storage.schema import MetaRow, encode_row
 
 if TYPE_CHECKING:
     import apsw
 
     from meshagent.storage.database import Database
 
-__all__ = ["JOURNAL_BYTES_MAX", "Journal", "is_long"]
+__all__ = ["COMMITS_ENDING", "JOURNAL_BYTES_MAX", "Journal", "is_long", "rows_in_table"]
+
+COMMITS_ENDING = "-commits"  # of the file's name, behind the database's
 
 JOURNAL_BYTES_MAX = 4 * 1024 * 1024  # in memory too: some 12,000 short messages
 LONG_BYTES = 1024  # a row, on average of
 MANY = 16  # at the least: the delay of one message counts more than what it takes to write it
 FOLD_BYTES = 256 * 1024  # at a time: some ms, then a commit that waits has its turn
+
+_MARK_KEY = "journal"
 
 # A kind of row is kept as its place here: new ones come at the end.
 _KINDS = (
@@ -65,6 +74,12 @@ class Journal:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._file = CommitFile(database.path.with_name(database.path.name + COMMITS_ENDING))
+        self._tag = b""
+        self._position = 0
+        """Of the last commit, in the file or past it."""
+        self._folded = 0
+        """Up to here the tables hold all."""
         self._pack = msgpack.Packer().pack
         self._waiting: deque[_Entry] = deque()
         self._gone = 0
@@ -77,10 +92,57 @@ class Journal:
         self.between: Callable[[], None] = lambda: None
         """Called between the steps of a long fold: commits that wait have their turn."""
 
-    def takes(self, rows: Sequence[Row]) -> bytes | None:
-        """The rows as one cell, or None: then they go to the tables, with what waits here.
+    def open(self, *, create: bool) -> None:
+        """Know the file and its place; then `recover`, which looks at what it holds."""
+        with mapped_errors(self._file.path, "open"):
+            self._file.open(create=create)
+        known = self._mark()
+        if known is None:
+            # It is new; or its mark was lost, and nobody can tell what of this the tables hold.
+            self._begin(0, self._read(None))
+            return
+        self._tag, self._folded = known
+        news = self._news()
+        self._position = news[-1].position if news else self._folded
+        if news and news[0].is_sound and news[0].position != self._folded + 1:
+            self._begin(self._folded)  # the tables are of another day: what lies between is nowhere
 
-        So it is in a flood, and with long messages.
+    def _begin(self, position: int, strange: Sequence[Commit] = ()) -> None:
+        """With a tag that nothing in the file has; what is strange there is set aside and named."""
+        self._tag = secrets.token_bytes(TAG_BYTES)
+        self._position = self._folded = position
+        with self._database.transaction("write to") as connection:
+            self._set_mark(connection, position)
+            for each in strange:
+                name = b"%d" % each.position
+                self._database.note_damage(connection, "journal", name, [each.content])
+            if strange:
+                self._database.mail.start_over(connection)
+        self._file.rewind()
+
+    def close(self) -> None:
+        """Let go of the file, and remove it if it is not needed; does nothing when not open."""
+        self._file.close()
+
+    @property
+    def used(self) -> int:
+        """How much of the file was written since it was begun anew."""
+        return self._file.used
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the tables hold all; never while nobody has looked at what a crash has left."""
+        return self._folded == self._position
+
+    def rest(self) -> None:
+        """What was written to the tables is durable: the file of an empty journal is begun anew."""
+        if self.is_empty:
+            self._file.rewind()
+
+    def takes(self, rows: Sequence[Row]) -> bytes | None:
+        """The rows as one commit, or None: then they go to the tables, with what waits here.
+
+        So it is in a flood, with long messages, and when the file is at its end.
         """
         self.overrun = self.overrun or self.size > JOURNAL_BYTES_MAX
         if self.overrun and self.size:
@@ -88,22 +150,25 @@ class Journal:
         if self.overrun and not self.size:
             return None
         content = self.packed(rows)
+        if not self.has_room(len(content)):
+            return None
         return None if is_long(content, len(rows)) and self.size <= FOLD_BYTES else content
 
+    def has_room(self, size: int) -> bool:
+        """Whether the file takes a commit of so many bytes."""
+        return self._file.has_room(size)
+
     def packed(self, rows: Sequence[Row]) -> bytes:
-        """The rows of a commit as one cell."""
+        """The rows of a commit, as they are kept."""
         stretches: Iterable[tuple[type, Iterable[Any]]] = groupby(rows, type)
         content: bytes = self._pack([(_CODES[kind], list(stretch)) for kind, stretch in stretches])
         return content
 
-    def append(self, connection: apsw.Connection, content: bytes) -> None:
-        """Durable with the transaction; then call `add`."""
-        connection.execute(
-            "INSERT INTO journal(checksum, content) VALUES(?, ?)", (_seal(content), content)
-        )
-
-    def add(self, position: int, content: bytes, rows: Sequence[Row]) -> None:
-        """These were committed, and wait to be folded."""
+    def append(self, content: bytes, rows: Sequence[Row]) -> None:
+        """Durable on return, and waits to be folded; raises OSError, and then it is not there."""
+        position = self._position + 1
+        self._file.append(self._tag, position, content)
+        self._position = position
         self._waiting.append(_Entry(position, len(content), rows))
         self.size += len(content)
 
@@ -135,20 +200,30 @@ class Journal:
         self.size -= size
 
     def fold_within(self, connection: apsw.Connection) -> None:
-        """As `fold_all`, in a transaction; when that has succeeded, call `clear`."""
+        """As `fold_all`, in a transaction that writes more, which is a commit too; when that has
+        succeeded, call `clear`."""
+        assert self._folded + len(self._waiting) == self._position, (
+            "what a crash left is passed over"
+        )
+        self._set_mark(connection, self._position + 1)
         if self._waiting:
-            connection.execute("DELETE FROM journal")
             self._database.mail.write(connection, _all_rows(self._waiting))
 
     def clear(self) -> None:
-        """All that was here stands in the tables."""
+        """All that was here stands in the tables, durably."""
         self._gone += len(self._waiting)
         self._waiting.clear()
         self.size = 0
+        self._position = self._folded = self._position + 1
+        self._file.rewind()
 
     def recover(self) -> None:
         """Go on with what an earlier run has left, and name what was damaged of it."""
-        found = self._left()
+        known = self._mark()
+        assert known is not None, "opened"
+        self._tag, self._folded = known
+        found = [_opened(each) for each in self._news()]
+        self._position = found[-1][0].position if found else self._folded
         sound = [entry for entry, content in found if content is None]
         damaged = [(entry, content) for entry, content in found if content is not None]
         if damaged:
@@ -163,21 +238,25 @@ class Journal:
             self.fold_all(alone=True)
 
     def damaged(self) -> list[str]:
-        """Every commit of an earlier run that does not fit its checksum; nothing is changed."""
-        return [f"journal {entry.position}" for entry, content in self._left() if content]
+        """Every commit of an earlier run that is not what it was; nothing is changed."""
+        return [f"journal {each.position}" for each in self._news() if not each.is_sound]
 
-    def _left(self) -> list[tuple[_Entry, bytes | None]]:
-        """All that stands on the disk, and of the damaged ones what is left of them."""
-        with self._database.mapped("read"):
-            found: list[Any] = (
-                self._database.connected()
-                .execute(
-                    "SELECT position, CAST(checksum AS BLOB), CAST(content AS BLOB) FROM journal "
-                    "ORDER BY position"
-                )
-                .fetchall()
-            )
-        return [_opened(position, seal, content or b"?") for position, seal, content in found]
+    def _news(self) -> list[Commit]:
+        """What stands in the file and not in the tables."""
+        return [each for each in self._read(self._tag) if each.position > self._folded]
+
+    def _read(self, tag: bytes | None) -> list[Commit]:
+        with mapped_errors(self._file.path, "read"):
+            return self._file.read(tag)
+
+    def _mark(self) -> tuple[bytes, int] | None:
+        """Whose commits are in the file, and up to which the tables hold all."""
+        words = self._database.meta().get(_MARK_KEY, "").split()
+        return (bytes.fromhex(words[0]), int(words[1])) if words else None
+
+    def _set_mark(self, connection: apsw.Connection, position: int) -> None:
+        """Say in the tables that they hold all up to this commit."""
+        connection.execute(*encode_row(MetaRow(_MARK_KEY, f"{self._tag.hex()} {position}")))
 
     def _fold(
         self, entries: Sequence[_Entry], damaged: Sequence[tuple[_Entry, bytes]] = ()
@@ -197,14 +276,14 @@ class Journal:
     ) -> None:
         last = max(entry.position for entry in (*entries, *(entry for entry, _ in damaged)))
         with self._database.unsynced("write to") as connection:
-            # First: the room that they took is used again.
-            connection.execute("DELETE FROM journal WHERE position <= ?", (last,))
+            self._set_mark(connection, last)
             write(connection, _all_rows(entries))
             for entry, content in damaged:
                 name = b"%d" % entry.position
                 self._database.note_damage(connection, "journal", name, [content])
             if damaged:  # it may have given numbers: nobody knows which are taken
                 self._database.mail.start_over(connection)
+        self._folded = last
 
     def _write_singly(self, connection: apsw.Connection, rows: Sequence[Row]) -> None:
         """One row that can't be kept must not stop all others: it is set aside, and named."""
@@ -241,14 +320,22 @@ def _all_rows(entries: Iterable[_Entry]) -> list[Row]:
     return [row for entry in entries for row in entry.rows]
 
 
-def _seal(content: bytes) -> bytes:
-    """Against decay in the moment until it is folded: a quarter of the time that a hash takes."""
-    return crc32(content).to_bytes(4, "big")
+def rows_in_table(connection: apsw.Connection) -> list[Row]:
+    """What a version has left that kept its commits in a table."""
+    found: list[Any] = connection.execute(
+        "SELECT content FROM journal ORDER BY position"
+    ).fetchall()
+    return [row for (content,) in found for row in _rows(content)]
 
 
-def _opened(position: int, seal: bytes, content: bytes) -> tuple[_Entry, bytes | None]:
-    if seal == _seal(content):
-        stretches = msgpack.unpackb(content, use_list=False, strict_map_key=False)
-        rows = [_KINDS[code](*row) for code, stretch in stretches for row in stretch]
-        return _Entry(position, len(content), rows), None
-    return _Entry(position, len(content), ()), content
+def _opened(commit: Commit) -> tuple[_Entry, bytes | None]:
+    """As it waits, and if it is damaged what is left of it."""
+    position, content, is_sound = commit
+    if not is_sound:
+        return _Entry(position, len(content), ()), content
+    return _Entry(position, len(content), _rows(content)), None
+
+
+def _rows(content: bytes) -> list[Row]:
+    stretches = msgpack.unpackb(content, use_list=False, strict_map_key=False)
+    return [_KINDS[code](*row) for code, stretch in stretches for row in stretch]

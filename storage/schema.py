@@ -184,6 +184,7 @@ MIGRATIONS = (
             "content BLOB NOT NULL)",
         ),
     ),
+    Migration(4, "journal in a file of its own", ("DROP TABLE journal",)),
 )
 SCHEMA_VERSION = MIGRATIONS[-1].version
 

@@ -286,6 +286,7 @@ class _Worker:
         self._pace = Pace()
         self._committed_at = float("-inf")
         self._tidying: asyncio.TimerHandle | None = None
+        self._resting = False
         self._database = Database(path)
         self._database.journal.between = self._let_commits_pass
         # A daemon: a program that forgot to close must still be able to end; SQLite recovers.
@@ -349,6 +350,12 @@ class _Worker:
             self._tidying = self._loop.call_later(RETRY_S, self._tidy)
         elif is_left and not self._untold:
             self._put(_Call(_fold_some, self._tidied))
+
+    def _rested(self, _: None, error: Exception | None) -> None:
+        """A disk that did not let it is asked again after the next job, not at once."""
+        self._resting = False
+        if error is not None and not isinstance(error, MeshError):
+            log.error("the journal's file is not begun anew", exc_info=error)
 
     def post(self, run: Callable[[Database], Any]) -> None:
         """Do this after what waits; nobody waits for it."""
@@ -417,8 +424,9 @@ class _Worker:
             self._committed_at = ended
             if outcomes[0][1]:
                 self._pace.saw(began, ended)
-        if self._database.log_is_long(rows):  # a question has brought the journal into the tables
-            self.post(Database.checkpoint)
+        if self._database.wants_rest() and not self._resting:
+            self._resting = True
+            self._put(_Call(Database.rest, self._rested))
         _resolve(outcomes)
         self._tidy_later()
 
@@ -427,8 +435,6 @@ def _fold_some(database: Database) -> bool:
     """Whether there is more."""
     database.journal.overrun = False
     database.journal.fold_some()
-    if database.log_is_long(0):
-        database.checkpoint()
     return database.journal.size > 0
 
 

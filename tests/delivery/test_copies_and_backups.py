@@ -13,7 +13,7 @@ from processes.harness import Node, wait_until
 
 pytestmark = pytest.mark.process
 
-FILES = ("mesh.db", "mesh.db-wal", "mesh.db-shm")
+FILES = ("mesh.db", "mesh.db-wal", "mesh.db-shm", "mesh.db-commits")
 
 
 def words(name: str, count: int = 5) -> list[str]:

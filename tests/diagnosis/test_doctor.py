@@ -16,7 +16,9 @@ from diagnosis.place import Place, eventually, matching
 pytestmark = pytest.mark.process
 
 
-NODES_OWN = ("mesh.db", "mesh.db-wal", "mesh.db-shm", "node.log", "registry")
+NODES_OWN = (
+    "mesh.db", "mesh.db-wal", "mesh.db-shm", "mesh.db-commits", "node.log", "registry",
+)  # fmt: skip
 """What a running node writes all the time."""
 
 

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import apsw
 import msgpack
+import pytest
 
 from meshagent.core.ports import InRow, InState, OutRow, OutState, Receipt, Store
 
@@ -61,8 +63,40 @@ def live(store: Store, *scripts: Callable[[Any], Awaitable[None]]) -> None:
     asyncio.run(lives())
 
 
-def torn_copy(path: Path, copy: Path) -> None:
-    """The database as a power cut might leave it: the end of what was logged last is missing."""
-    copy.write_bytes(path.read_bytes())
-    log = path.with_name(f"{path.name}-wal").read_bytes()
-    copy.with_name(f"{copy.name}-wal").write_bytes(log.rstrip(b"\0")[:-100])
+def beside(path: Path, ending: str) -> Path:
+    """One of the files that belong to a database."""
+    return path.with_name(path.name + ending)
+
+
+def copy_files(path: Path, copy: Path) -> None:
+    """The database as it stands on the disk, as the end of its process leaves it."""
+    for ending in ("", "-wal", "-commits"):
+        if beside(path, ending).exists():
+            beside(copy, ending).write_bytes(beside(path, ending).read_bytes())
+
+
+def torn_copy(path: Path, copy: Path, ending: str) -> None:
+    """As a power cut might leave it: the end of what was written last to a file is missing."""
+    copy_files(path, copy)
+    torn = beside(copy, ending)
+    torn.write_bytes(torn.read_bytes().rstrip(b"\0")[:-20])
+
+
+class Syncs(apsw.VFS):
+    """The disk under SQLite: tells which file was synced, when it was."""
+
+    def __init__(self, synced: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__("syncs", "unix")
+        self._synced = synced
+        real = apsw.Connection
+        monkeypatch.setattr(apsw, "Connection", lambda *a, **k: real(*a, **k, vfs="syncs"))
+
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
+        synced, path = self._synced, name.filename() if hasattr(name, "filename") else str(name)
+
+        class File(apsw.VFSFile):
+            def xSync(self, flags: int) -> None:
+                super().xSync(flags)
+                synced(Path(path))
+
+        return File("unix", name, flags)

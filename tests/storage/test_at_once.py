@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import apsw
 import pytest
-from storage.mail_rows import PEER, came, live, out, outs
+from storage.mail_rows import PEER, beside, came, copy_files, live, out, outs
 
 from meshagent.core.ports import NewEpoch, PeerRow, Row
 from meshagent.errors import LimitReached
 from meshagent.storage import backup as backup_module
+from meshagent.storage import commits as commits_module
 from meshagent.storage import database as database_module
 from meshagent.storage import pace as pace_module
 from meshagent.storage import sqlite as sqlite_module
 from meshagent.storage.backup import Snapshot, restore_database
+from meshagent.storage.commits import CommitFile
 from meshagent.storage.database import AT_ONCE_ROWS_MAX, Database
 from meshagent.storage.journal import Journal
 from meshagent.storage.pace import Pace
@@ -37,10 +39,6 @@ async def at_once(store: SqliteStore, rows: list[Row]) -> None:
     async with asyncio.timeout(20):
         while not store.commit_at_once(rows):  # noqa: ASYNC110 - what it waits for is the clock
             await asyncio.sleep(0)
-
-
-def wal(path: Path) -> Path:
-    return path.with_name(f"{path.name}-wal")
 
 
 Q = 0.0005  # a commit on a quick disk
@@ -83,15 +81,10 @@ def test_the_loop_waits_for_a_disk_that_is_quick_and_at_most_half_of_its_time(
 def test_it_is_durable_when_the_call_returns(path: Path) -> None:
     copy = path.with_name("copy.db")
 
-    def take_copy() -> None:
-        """As a power cut leaves them."""
-        copy.write_bytes(path.read_bytes())
-        wal(copy).write_bytes(wal(path).read_bytes())
-
     async def script(store: SqliteStore) -> None:
         await store.commit([out(1)])
         await at_once(store, [out(2), came("c")])
-        take_copy()
+        copy_files(path, copy)
 
     async def look(store: SqliteStore) -> None:
         assert [entry.seq for entry in await store.pending(PEER, 1, 9)] == [1, 2]
@@ -192,20 +185,46 @@ def test_what_takes_longer_than_a_sync_says_nothing_of_the_disk(
     live(SqliteStore(path), script)
 
 
-def test_the_log_is_short_again_after_a_question_that_has_lengthened_it(
+def test_after_a_question_the_journals_file_is_begun_anew(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a question brings into the tables must not be a burden of the next burst."""
-    monkeypatch.setattr(database_module, "LOG_PAGES_KEPT", 20)
+    monkeypatch.setattr(database_module, "REST_BYTES", 10_000)
 
     async def script(store: SqliteStore) -> None:
         worker = store._worker
         assert worker is not None
-        await store.commit(outs(500))
-        assert not worker._database.log_is_long(500)
+        await store.commit([out(1)])
         await store.outbox(1)
-        await store.outbox(1)  # behind all that the first one has left
-        assert worker._database._log_pages < 20
+        await store.outbox(1)  # behind all that the first one has left to do
+        assert 0 < worker._database.journal.used < 10_000, "not for so little"
+        await store.commit([out(number) for number in range(2, 200)])
+        assert worker._database.journal.used > 10_000
+        await store.outbox(1)
+        await store.outbox(1)
+        assert worker._database.journal.used == 0
+
+    live(SqliteStore(path), script)
+
+
+def test_a_disk_that_lets_no_file_be_begun_anew_is_not_asked_again_and_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "REST_BYTES", 1)
+    asked = 0
+
+    def full(_: Database) -> None:
+        nonlocal asked
+        asked += 1
+        raise LimitReached("The disk is full.")
+
+    monkeypatch.setattr(Database, "rest", full)
+
+    async def script(store: SqliteStore) -> None:
+        await store.commit([out(1)])
+        for _ in range(5):
+            await store.outbox(1)
+        assert 0 < asked <= 6
 
     live(SqliteStore(path), script)
 
@@ -240,7 +259,7 @@ def test_one_that_fails_is_not_kept_and_takes_no_number(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
-        raise apsw.FullError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
     async def script(store: SqliteStore) -> None:
         await store.commit([out(1)])
@@ -275,19 +294,14 @@ def test_a_quiet_moment_brings_it_into_the_tables(
     live(SqliteStore(path), script)
 
 
-def test_the_log_of_lone_commits_never_grows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database_module, "LOG_PAGES_KEPT", 60)
-
+def test_lone_commits_are_written_where_the_file_is(path: Path) -> None:
     async def script(store: SqliteStore) -> None:
-        worker = store._worker
-        assert worker is not None
-        size, longest = wal(path).stat().st_size, 0
+        sizes = {ending: beside(path, ending).stat().st_size for ending in ("", "-wal", "-commits")}
+        assert sizes["-commits"] == commits_module.STEP_BYTES
         for number in range(1, 200):
             if not store.commit_at_once([out(number, text="x" * 900)]):
                 await store.commit([out(number, text="x" * 900)])
-            longest = max(longest, worker._database._log_pages)
-        assert 60 <= longest < 80
-        assert wal(path).stat().st_size == size == database_module.LOG_BYTES_KEPT
+            assert {ending: beside(path, ending).stat().st_size for ending in sizes} == sizes
 
     live(SqliteStore(path), script)
 
@@ -312,16 +326,18 @@ def test_an_interrupt_in_a_commit_loses_neither_it_nor_the_next(
     path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Ctrl-C while the loop waits for the disk is raised when that has answered."""
-    hit = Journal.append if when.startswith("before") else Journal.add
+    real = CommitFile.append
 
-    def interrupted(*_: object) -> None:
+    def interrupted(file: CommitFile, tag: bytes, position: int, content: bytes) -> None:
+        if when == "after":
+            real(file, tag, position, content)
         raise KeyboardInterrupt
 
     async def script(store: SqliteStore) -> None:
         await store.commit([out(1), came("a")])
         await at_once(store, [out(2), came("b")])
         with monkeypatch.context() as patch:
-            patch.setattr(Journal, hit.__name__, interrupted)
+            patch.setattr(CommitFile, "append", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 await at_once(store, [out(3), came("c")])
         kept = when == "after"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,15 +11,31 @@ from typing import Any
 
 import apsw
 import pytest
-from storage.mail_rows import EPOCH, OTHER, PEER, became, came, live, out, outs, receipt, word
+from storage.mail_rows import (
+    EPOCH,
+    OTHER,
+    PEER,
+    Syncs,
+    became,
+    beside,
+    came,
+    copy_files,
+    live,
+    out,
+    outs,
+    receipt,
+    word,
+)
 
 from meshagent.core.ports import Arrived, Delivered, NewEpoch, OutRow, PeerRow, Row, Watermark
-from meshagent.errors import CorruptFile, LimitReached, StorageError
+from meshagent.errors import LimitReached, MeshError, StorageError
+from meshagent.storage import commits as commits_module
 from meshagent.storage import journal as journal_module
 from meshagent.storage import sqlite as sqlite_module
 from meshagent.storage.backup import restore_database
+from meshagent.storage.commits import HEADER_BYTES, MAGIC
 from meshagent.storage.database import Database
-from meshagent.storage.journal import Journal
+from meshagent.storage.journal import COMMITS_ENDING, Journal
 from meshagent.storage.mail import MailTables
 from meshagent.storage.sqlite import SqliteStore
 
@@ -43,7 +60,9 @@ def table(database: Database, columns: str, name: str = "outbox") -> list[Any]:
 
 def die(database: Database) -> None:
     """As a process that is killed: what it has in memory is gone."""
-    database.journal = Journal(database)
+    connection, database._connection = database.connected(), None
+    connection.close()
+    database.journal._file.used = 1  # of use to the next life
     database.close()
 
 
@@ -57,17 +76,18 @@ def again(path: Path) -> Database:
 # What a commit costs, and what it brings
 
 
-def test_a_commit_changes_one_table_and_a_fold_empties_it(database: Database) -> None:
+def test_a_commit_changes_no_table_and_a_fold_does(path: Path, database: Database) -> None:
     rows: list[Row] = [*outs(3), came("c"), Watermark(PEER, EPOCH, 1, b"h" * 16)]
+    changes = database.connected().total_changes()
     database.write(rows)
     assert table(database, "id") == table(database, "id", "inbox") == []
-    assert len(table(database, "position", "journal")) == 1
+    assert database.connected().total_changes() == changes
     database.journal.fold_all()
     assert [ident for (ident,) in table(database, "id")] == ["b1", "b2", "b3"]
     assert [ident for (ident,) in table(database, "id", "inbox")] == ["c"]
-    assert table(database, "position", "journal") == []
     assert database.journal.size == 0
     database.close()
+    assert [each.name for each in path.parent.iterdir()] == ["mesh.db"], "one file has it all"
 
 
 @pytest.mark.parametrize("row", [out(2), PeerRow(PEER, b"k" * 32, ())])
@@ -143,47 +163,61 @@ def test_what_was_delivered_meanwhile_is_never_put_as_waiting(database: Database
     database.write([Delivered(PEER, 1, 2, 7_000)])
     changes = database.connected().total_changes()
     database.journal.fold_all()
-    # A stream, three messages, and two commits that leave the journal: no row is changed again.
-    assert database.connected().total_changes() - changes == 1 + 3 + 2
+    # A stream, three messages, and the mark of what is folded: no row is changed again.
+    assert database.connected().total_changes() - changes == 1 + 3 + 1
     assert table(database, "state, settled") == [(4, 1), (4, 1), (0, 0)]
     database.close()
-
-
-class Syncs(apsw.VFS):
-    """The disk, as far as it is asked to sync: the names of the files, in order."""
-
-    def __init__(self) -> None:
-        super().__init__("syncs", "unix")
-        self.seen: list[str] = []
-
-    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
-        seen, path = self.seen, name.filename() if hasattr(name, "filename") else str(name)
-
-        class File(apsw.VFSFile):
-            def xSync(self, flags: int) -> None:
-                seen.append(Path(path).name)
-                super().xSync(flags)
-
-        return File("unix", name, flags)
 
 
 def test_every_commit_is_synced_and_a_fold_waits_for_no_disk(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    syncs = Syncs()
-    real = apsw.Connection
-    monkeypatch.setattr(apsw, "Connection", lambda *a, **k: real(*a, **k, vfs="syncs"))
+    seen: list[str] = []
+    syncs = Syncs(lambda synced: seen.append(synced.name), monkeypatch)
+    monkeypatch.setattr(commits_module, "sync_data", lambda file: seen.append("commits"))
     database = Database(path)
     database.open()
     for seq in range(1, 4):
-        syncs.seen.clear()
+        seen.clear()
         database.write([out(seq)])
-        assert syncs.seen == ["mesh.db-wal"], "accepted means durable"
+        assert seen == ["commits"], "accepted means durable"
         database.journal.fold_all()
-        assert syncs.seen == ["mesh.db-wal"]
+        assert seen == ["commits"]
     database.write([out(seq, text="x" * 9_000) for seq in range(4, 90)])
     assert database.journal.size == 0
-    assert syncs.seen == ["mesh.db-wal"] * 2
+    assert seen == ["commits", "mesh.db-wal"]
+    database.close()
+    syncs.unregister()
+
+
+def test_the_file_is_begun_anew_only_when_the_tables_are_on_the_disk(database: Database) -> None:
+    database.write([out(1)])
+    used = database.journal.used
+    assert used
+    database.journal.fold_all()
+    assert database.journal.used == used, "a power cut may take what was folded"
+    database.write([PeerRow(PEER, b"k" * 32, ())])  # synced, and with it all before
+    assert database.journal.used == 0
+    database.write([out(2)])
+    database.journal.fold_all()
+    database.write([PeerRow(PEER, b"k" * 32, ())])  # as it was: nothing is written or synced
+    assert database.journal.used > 0
+    database.rest()
+    assert database.journal.used > 0, "not for so little"
+    database.write([out(3)])
+    database.write([PeerRow(OTHER, b"k" * 32, ())])
+    assert database.journal.used > 0, "this one waits"
+    database.close()
+
+
+def test_a_commit_for_which_the_file_has_no_room_goes_to_the_tables_with_all_that_waits(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits_module, "FILE_BYTES_MAX", 2_000)
+    for seq in range(1, 40):
+        database.write([out(seq, text="x" * 300)])
+        assert database.journal.used <= 2_000
+    assert [entry.seq for entry in database.folded().mail.pending(PEER, 1, 99)] == [*range(1, 40)]
     database.close()
 
 
@@ -202,6 +236,17 @@ def test_what_a_crash_left_in_the_journal_is_there_in_the_next_life(
     assert (start.unread, start.watermarks[0].seq) == (1, 1)
     risen.write([out(4)])
     assert [entry.seq for entry in risen.folded().mail.pending(PEER, 1, 9)] == [1, 2, 3, 4]
+    risen.close()
+
+
+def test_a_restore_that_fails_leaves_what_a_crash_has_left(path: Path, database: Database) -> None:
+    database.write(outs(3))
+    die(database)
+    path.with_name("no backup").write_bytes(b"?" * 4096)
+    with pytest.raises(MeshError):
+        restore_database(path.with_name("no backup"), path)
+    risen = again(path)
+    assert [entry.seq for entry in risen.folded().mail.pending(PEER, 1, 9)] == [1, 2, 3]
     risen.close()
 
 
@@ -229,24 +274,27 @@ def test_a_backup_holds_what_came_while_it_was_made(path: Path, tmp_path: Path) 
 # Decay
 
 
-def spoil(path: Path, position: int) -> None:
-    connection = apsw.Connection(str(path))
-    connection.execute(
-        "UPDATE journal SET content = CAST(x'00' || substr(content, 2) AS BLOB) WHERE position = ?",
-        (position,),
-    )
-    connection.close()
+def spoil(path: Path, position: int, *, header: bool = False) -> None:
+    """A bit of a commit is no more what it was."""
+    commits = beside(path, COMMITS_ENDING)
+    data = bytearray(commits.read_bytes())
+    at = -1
+    for _ in range(position):
+        at = data.index(MAGIC, at + 1)
+    data[at + (8 if header else HEADER_BYTES + 3)] ^= 4
+    commits.write_bytes(data)
 
 
-@pytest.mark.parametrize("position", [1, 2, 3])
+@pytest.mark.parametrize("header", [False, True], ids=["content", "header"])
+@pytest.mark.parametrize("position", [1, 2])
 def test_a_damaged_commit_is_named_and_no_number_is_given_twice(
-    path: Path, database: Database, position: int
+    path: Path, database: Database, position: int, header: bool
 ) -> None:
     before = database.epoch()
     for seq in (1, 2, 3):
         database.write([out(seq)])
     die(database)
-    spoil(path, position)
+    spoil(path, position, header=header)
     risen = again(path)
     assert risen.facts()["damaged_rows"].startswith(f"journal {position}")
     start = risen.mail.start()
@@ -258,12 +306,51 @@ def test_a_damaged_commit_is_named_and_no_number_is_given_twice(
     risen.close()
 
 
-def test_a_backup_with_a_damaged_commit_is_refused(path: Path, database: Database) -> None:
-    database.write(outs(2))
+def test_without_its_mark_the_journal_is_set_aside_and_named(
+    path: Path, database: Database
+) -> None:
+    """Nobody can tell what of it the tables hold already."""
+    before = database.epoch()
+    database.write([out(1)])
+    database.journal.fold_all()
+    database.write([out(2)])
     die(database)
-    spoil(path, 1)
-    with pytest.raises(CorruptFile, match="journal 1"):
-        restore_database(path, path.with_name("other.db"))
+    connection = apsw.Connection(str(path))
+    connection.execute("DELETE FROM meta WHERE key = 'journal'")
+    connection.close()
+    risen = again(path)
+    assert "journal 1" in risen.facts()["damaged_rows"]
+    assert "journal 2" in risen.facts()["damaged_rows"]
+    assert [entry.id for entry in risen.mail.pending(PEER, 1, 9)] == ["b1"]
+    assert risen.mail.start().epoch != before
+    risen.close()
+
+
+@pytest.mark.parametrize("between", [0, 1], ids=["next in line", "of another day"])
+def test_a_database_that_was_put_back_takes_the_commits_that_follow_it_or_none(
+    path: Path, tmp_path: Path, between: int
+) -> None:
+    database = again(path)
+    database.write([out(1)])
+    database.rest()
+    database.folded().write([PeerRow(PEER, b"k" * 32, ())])  # the file is begun anew
+    copy_files(path, tmp_path / "copy.db")
+    for seq in range(2, 2 + between):
+        database.write([out(seq)])
+        database.folded().write([PeerRow(OTHER, b"k" * 32, ())])
+    for seq in range(2 + between, 6):
+        database.write([out(seq)])
+    die(database)
+    for ending in ("", "-wal"):
+        beside(path, ending).write_bytes(beside(tmp_path / "copy.db", ending).read_bytes())
+    kept = 1 if between else 5
+    for life in range(1, 4):
+        risen = again(path)
+        assert risen.facts()["quarantined"] == "0"
+        found = [entry.seq for entry in risen.folded().mail.pending(PEER, 1, 99)]
+        assert found == [*range(1, kept + life)]
+        risen.write([out(kept + life)])
+        die(risen)
 
 
 def test_a_row_that_cannot_be_kept_stops_no_other_and_is_named(database: Database) -> None:
@@ -339,7 +426,7 @@ def test_a_commit_that_failed_takes_no_number(
     database: Database, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     def refuse(_: object) -> bytes:
-        raise apsw.FullError
+        raise apsw.FullError if text else OSError(errno.ENOSPC, "disk full")
 
     def fails(rows: list[Row], what: str) -> None:
         with monkeypatch.context() as patch:
@@ -349,8 +436,9 @@ def test_a_commit_that_failed_takes_no_number(
 
     database.write([out(1)])
     rows: list[Row] = [out(seq, text=text) for seq in range(2, 80)]
-    fails([PeerRow("a", b"", ())], "database.encode_row")
-    fails(rows, "mail.out_values" if text else "journal._seal")
+    if text:
+        fails([PeerRow("a", b"", ())], "database.encode_row")
+    fails(rows, "mail.out_values" if text else "commits.sync_data")
     database.write(rows)
     found = database.folded().mail.pending(PEER, 1, 99)
     assert [entry.seq for entry in found] == list(range(1, 80))

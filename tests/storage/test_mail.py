@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import shutil
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -14,8 +13,11 @@ from storage.mail_rows import (
     EPOCH,
     OTHER,
     PEER,
+    Syncs,
     became,
+    beside,
     came,
+    copy_files,
     live,
     out,
     outs,
@@ -27,6 +29,8 @@ from meshagent.core.messages import PROGRESS, MessageState, body_hash
 from meshagent.core.ports import Delivered, NewEpoch, Row, Store, StreamStart, Watermark
 from meshagent.errors import StorageError
 from meshagent.simulator.disk import Disk
+from meshagent.storage import commits as commits_module
+from meshagent.storage import database as database_module
 from meshagent.storage import journal as journal_module
 from meshagent.storage import sqlite as sqlite_module
 from meshagent.storage.mail import WATERMARKS_PER_SENDER_MAX
@@ -636,15 +640,28 @@ def test_any_sequence_of_rows_means_the_same_to_all_three(seed: int, tmp_path: P
 def test_whatever_a_crash_finds_in_the_journal_nothing_is_lost_or_changed(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Half of them are power cuts: nothing is left of what the tables got since the last sync."""
     rng = random.Random(seed)
     disk = Disk(EPOCH)
+    synced: dict[str, bytes] = {}
+
+    def note(path: Path) -> None:
+        main, endings = path.with_name("mesh.db"), ("", "-wal")
+        synced.clear()
+        synced.update(
+            {e: beside(main, e).read_bytes() for e in endings if beside(main, e).exists()}
+        )
+
+    syncs = Syncs(note, monkeypatch)
+    monkeypatch.setattr(commits_module, "FILE_BYTES_MAX", rng.choice((4_000, 20_000, 10**6)))
+    monkeypatch.setattr(database_module, "REST_BYTES", rng.choice((1, 2_000, 10**6)))
     monkeypatch.setattr(sqlite_module, "QUIET_S", 600.0)
     monkeypatch.setattr(journal_module, "JOURNAL_BYTES_MAX", rng.choice((500, 3_000, 10**6)))
     monkeypatch.setattr(journal_module, "FOLD_BYTES", rng.choice((1, 500, 10**6)))
     monkeypatch.setattr(journal_module, "MANY", rng.choice((-1, 64)))
     monkeypatch.setattr(journal_module, "LONG_BYTES", rng.choice((100, 1_024)))
 
-    async def script(store: Store, life: int) -> None:
+    async def script(store: SqliteStore, life: int) -> None:
         if life == 0:
             disk.commit([NewEpoch(EPOCH)])
             await store.commit([NewEpoch(EPOCH)])
@@ -655,11 +672,15 @@ def test_whatever_a_crash_finds_in_the_journal_nothing_is_lost_or_changed(
             await store.commit(rows)
             if rng.random() < 0.1:
                 await same(store, disk)
-        for name in ("mesh.db", "mesh.db-wal"):  # as a power cut leaves them
-            shutil.copy(tmp_path / f"{life}" / name, tmp_path / f"{life + 1}" / name)
+        copy_files(store.path, after := tmp_path / f"{life + 1}" / "mesh.db")
+        if rng.random() < 0.5:
+            for ending, content in synced.items():
+                beside(after, ending).write_bytes(content)
 
     (tmp_path / "0").mkdir()
     for life in range(8):
         (tmp_path / f"{life + 1}").mkdir()
         store = SqliteStore(tmp_path / f"{life}" / "mesh.db")
+        note(store.path)
         live(store, partial(script, life=life))
+    syncs.unregister()

@@ -35,6 +35,7 @@ from meshagent.storage import database as database_module
 from meshagent.storage import sqlite as sqlite_module
 from meshagent.storage import texts as texts_module
 from meshagent.storage.database import WAL_BYTES_MAX, Database
+from meshagent.storage.journal import Journal
 from meshagent.storage.schema import MIGRATIONS, SCHEMA_VERSION
 from meshagent.storage.sealing import opening
 from meshagent.storage.sqlite import SqliteStore
@@ -274,7 +275,7 @@ def test_a_truncated_log_costs_only_its_last_commit(
     async def script(store: SqliteStore) -> None:
         for row in outs(3):
             await store.commit([row])
-        torn_copy(path, copy)
+        torn_copy(path, copy, "-commits")
 
     async def look(store: SqliteStore) -> None:
         assert [entry.seq for entry in await store.pending(PEER, 1, 9)] == [1, 2]
@@ -497,8 +498,24 @@ def test_a_database_of_version_2_keeps_its_messages(path: Path) -> None:
         assert [entry.id for entry in await store.inbox(0, 9)] == ["c"]
 
     live(SqliteStore(path), old)
-    alter(path, "DROP TABLE journal")
     alter(path, "DELETE FROM migrations WHERE version > 2")
+    live(SqliteStore(path), new)
+
+
+def test_a_database_that_kept_its_commits_in_a_table_keeps_them(path: Path) -> None:
+    async def old(store: SqliteStore) -> None:
+        await store.commit(outs(2))
+
+    async def new(store: SqliteStore) -> None:
+        assert [entry.seq for entry in await store.pending(PEER, 1, 9)] == [1, 2, 3]
+        assert [entry.id for entry in await store.inbox(0, 9)] == ["c"]
+        await store.commit([out(4)])
+
+    live(SqliteStore(path), old)
+    alter(path, MIGRATIONS[2].statements[0])
+    content = Journal(Database(path)).packed([out(3), came("c")])
+    alter(path, f"INSERT INTO journal VALUES(1, x'00', x'{content.hex()}')")
+    alter(path, "DELETE FROM migrations WHERE version > 3")
     live(SqliteStore(path), new)
 
 

@@ -358,7 +358,7 @@ def test_a_truncated_log_costs_only_its_end(path: Path) -> None:
     async def script(store: SqliteStore) -> None:
         for row in ROWS:
             await store.commit([row])
-        torn_copy(path, copy)
+        torn_copy(path, copy, "-wal")
 
     with_store(path, script)
     assert read(copy)[0] == {ALPHA, BETA}
@@ -458,7 +458,8 @@ def test_a_running_agents_file_is_nobody_elses_and_needs_no_companion_but_its_lo
 ) -> None:
     async def script(store: SqliteStore) -> None:
         await store.commit([ALPHA])
-        assert sorted(each.name for each in path.parent.iterdir()) == ["mesh.db", "mesh.db-wal"]
+        names = ["mesh.db", "mesh.db-commits", "mesh.db-wal"]
+        assert sorted(each.name for each in path.parent.iterdir()) == names
         other = apsw.Connection(str(path))
         with pytest.raises(apsw.BusyError):
             other.execute("SELECT * FROM peers").fetchall()
