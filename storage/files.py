@@ -183,14 +183,15 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_data(descriptor: int) -> None:
-    """Make what was written to an open file durable; raises OSError."""
-    if sys.platform == "darwin":  # a plain fsync leaves the data in the drive's cache
+if sys.platform == "darwin":  # a plain fsync leaves the data in the drive's cache
+
+    def sync_data(descriptor: int) -> None:
+        """Make what was written to an open file durable; raises OSError."""
         import fcntl
 
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-    else:
-        os.fdatasync(descriptor)
+else:
+    sync_data = os.fdatasync
 
 
 def sync_folder(path: Path) -> None:

@@ -2,8 +2,9 @@
 
 Never touches a disk or a clock. To hand a commit to the store's thread and to hear of it takes as
 long as a quick disk needs for a sync; but a slow one must not stop the program around us.
-Invariants: after a slow commit none is made in the loop before a quick one was seen elsewhere; the
-loop spends at most half of its time in commits.
+Invariants: slow commits take a twentieth of the loop's time at the most, but for what it has saved
+up; when that is used up, none is made in the loop before a quick one was seen elsewhere; all
+commits together take half of its time at the most.
 
 A commit elsewhere waits for Python's lock too, which a busy loop is slow to return: it took as long
 as the disk, or longer. So what was quick there counts more than what was not; else a loop that has
@@ -16,7 +17,8 @@ __all__ = ["Pace"]
 
 QUICK_S = 0.001  # on average: beyond it there is nothing to be gained, and the loop to be held up
 SLOW_S = 0.003  # once: a loop is held up as long by many another callback
-RESTS = 20  # times as long as a slow commit took: so these take 5% of the loop's time at the most
+SLOW_SHARE = 0.05  # of the loop's time is for slow commits
+SAVED_S_MAX = 0.02  # of it: on a machine with neighbours a commit in a hundred takes some ms
 LATEST = 8  # commits that the average is about
 LATEST_QUICK = 2  # of those elsewhere that were quicker than the average
 
@@ -27,6 +29,8 @@ class Pace:
     def __init__(self) -> None:
         self._average: float | None = None
         self._slow = False
+        self._saved_s = SAVED_S_MAX
+        self._saved_at = 0.0
         self._rests_until = 0.0
         self._next_at = float("-inf")
 
@@ -44,7 +48,10 @@ class Pace:
         self._count(took, LATEST)
         self._next_at = ended + took
         if took > SLOW_S:
-            self._slow, self._rests_until = True, ended + RESTS * took
+            saved_s = self._saved_s + SLOW_SHARE * (ended - self._saved_at)
+            self._saved_s, self._saved_at = min(SAVED_S_MAX, saved_s) - took, ended
+            if self._saved_s < 0:
+                self._slow, self._rests_until = True, ended - self._saved_s / SLOW_SHARE
 
     def saw(self, began: float, ended: float) -> None:
         """A commit that the loop may make was made elsewhere."""
@@ -56,4 +63,4 @@ class Pace:
 
     def _count(self, took: float, latest: int) -> None:
         before = took if self._average is None else self._average
-        self._average = before + (took - before) / latest
+        self._average = before + (min(took, SLOW_S) - before) / latest

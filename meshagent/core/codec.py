@@ -9,12 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 import msgpack
 
 from meshagent.core.frames import (
     FRAMES,
+    GLANCES,
     HEADER_BYTES_MAX,
     OPTIONAL_FROM,
     PARTS_MAX,
@@ -29,7 +31,11 @@ __all__ = ["decode", "encode", "pack", "unpack"]
 
 CONTAINER_ITEMS_MAX = 8192  # the largest list in the grammar is a Sync digest of 4096
 
-_names = {kind: tuple(field.name for field in fields(kind)) for kind in FRAMES.values()}  # type: ignore[arg-type]
+# The values of a frame of each kind, and its code behind them: with that it is never one alone.
+_values = {
+    kind: attrgetter(*[field.name for field in fields(kind)], "code")  # type: ignore[arg-type]
+    for kind in FRAMES.values()
+}
 
 
 class _Packing(threading.local):
@@ -78,11 +84,11 @@ def unpack(data: bytes | memoryview, limit: int = HEADER_BYTES_MAX) -> Any:
 
 def encode(frame: Frame) -> list[bytes | memoryview]:
     """The parts of `frame` as they go on the wire."""
-    values = [getattr(frame, name) for name in _names[type(frame)]]
+    *values, code = _values[type(frame)](frame)
     if frame.parts == 1:
-        return [pack((frame.code, *values))]
+        return [pack((code, *values))]
     payload = values.pop()
-    return [pack((frame.code, *values)), *_pieces(payload)]
+    return [pack((code, *values)), *_pieces(payload)]
 
 
 def _pieces(payload: Payload) -> Sequence[bytes | memoryview]:
@@ -111,6 +117,9 @@ def decode(parts: Sequence[bytes | memoryview]) -> Frame | None:
     if min(len(parts), 2) != kind.parts:
         raise RemoteProtocolError(f"A {kind.__name__} does not have {len(parts)} parts.")
     values = header[1:]
+    glance = GLANCES.get(kind)
+    if glance is not None and glance(values):
+        return kind(*values)
     if kind.parts > 1:
         payload = parts[1] if len(parts) == 2 else Pieces(parts[1:])
         values = (*values[: len(kind.checks) - 1], payload)

@@ -429,8 +429,10 @@ class Delivery:
     def _pump(self, peer: AgentId, now: float) -> list[Effect]:
         """All that may leave now; whoever changes a stream's times ends here."""
         known = self._peers[peer]
-        effects = self._next_frames(peer, known, now) if known.out.linked else []
-        self._timers.set(peer, known.out.due)
+        stream = known.out
+        some = stream.linked and stream.next_seq > stream.floor  # else nothing waits
+        effects = self._next_frames(peer, known, now) if some else []
+        self._timers.set(peer, stream.due)
         return effects
 
     def _next_frames(self, peer: AgentId, known: Correspondent, now: float) -> list[Effect]:
@@ -466,7 +468,9 @@ class Delivery:
             stream.greeted, stream.answer_due = True, None
         if ack.epoch == NO_EPOCH:
             return self._pump(peer, now)  # it has nothing of ours
-        lost = [seq for seq, why in ack.exceptions if why == FORGOTTEN and seq >= stream.floor]
+        lost = ack.exceptions and [
+            seq for seq, why in ack.exceptions if why == FORGOTTEN and seq >= stream.floor
+        ]
         if lost or ack.upto >= stream.next_seq:
             return self._start_over(known, now) + self._pump(peer, now)
         if known.answer is None or ack.upto >= known.answer.upto:
@@ -515,10 +519,12 @@ class Delivery:
             effects, strange = self._withdraw_unsaid(peer, stream, ack, now, now_ms)
             if strange:
                 return effects + self._start_over(known, now)
-        floor, exceptions = stream.floor, dict(ack.exceptions)
+        floor, exceptions, special = stream.floor, dict(ack.exceptions), stream.special
         settled = stream.settle(min(ack.upto, stream.loaded))
-        withdrawn = {seq for seq in stream.states if stream.withdrawn(seq)}
-        for plain, items in _by_kind(settled, stream.special | withdrawn | exceptions.keys()):
+        if stream.states or exceptions:
+            withdrawn = {seq for seq in stream.states if stream.withdrawn(seq)}
+            special = special | withdrawn | exceptions.keys()
+        for plain, items in _by_kind(settled, special):
             if plain:
                 effects += _arrived(peer, list(items), now_ms)
             else:
@@ -642,8 +648,10 @@ class Delivery:
             if len(known.inward) >= EPOCHS_KEPT_MAX:
                 del known.inward[next(iter(known.inward))]
             known.inward[mail.epoch] = ReceiveStream()
-        stream = known.inward[mail.epoch] = known.inward.pop(mail.epoch)  # the latest comes last
-        arrival = Arrival(peer, mail.epoch, now_ms, spooled)
+        stream = known.inward[mail.epoch]
+        if len(known.inward) > 1:
+            known.inward[mail.epoch] = known.inward.pop(mail.epoch)  # the latest comes last
+        arrival = _new(Arrival, (peer, mail.epoch, now_ms, spooled))
         if (spooled or stream.doubted or mail.first <= stream.seq) and (
             stream.distrusts(mail, spooled) or arrival.brings_back(stream.withdrawn_in(mail))
         ):

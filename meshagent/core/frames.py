@@ -442,6 +442,48 @@ _KINDS: tuple[type[Frame], ...] = (
     Hello, Welcome, Refuse, Bye, Check, Here, Ping, Ack, PingReq, Nack, Gossip, Sync, Mail, MailAck,
     BlobAsk, BlobMore, BlobChunk, BlobEnd, BlobStop,
 )  # fmt: skip
+
+
+def _is_mail(values: tuple[Any, ...]) -> bool:
+    if len(values) != 4:
+        return False
+    epoch, floor, first, items = values
+    if not (
+        type(epoch) is bytes
+        and len(epoch) == EPOCH_BYTES
+        and type(floor) is type(first) is int
+        and 0 <= floor <= WHOLE_MAX
+        and 0 <= first <= WHOLE_MAX
+        and type(items) is tuple
+        and len(items) <= MAIL_ITEMS_MAX
+    ):
+        return False
+    return not [1 for item in items if type(item) is not bytes or len(item) > MESSAGE_BYTES_MAX]
+
+
+def _is_mail_ack(values: tuple[Any, ...]) -> bool:
+    if len(values) != 5:
+        return False
+    epoch, upto, last, mode, exceptions = values
+    return (
+        type(epoch) is type(last) is bytes
+        and len(epoch) == EPOCH_BYTES
+        and len(last) == HASH_BYTES
+        and type(upto) is type(mode) is int
+        and 0 <= upto <= WHOLE_MAX
+        and 0 <= mode <= WHOLE_MAX
+        and exceptions == ()
+    )
+
+
+GLANCES: dict[type[Frame], Callable[[tuple[Any, ...]], bool]] = {
+    Mail: _is_mail,
+    MailAck: _is_mail_ack,
+}
+"""Of the frames that come most often: whether all fields pass their checks, seen at once. What a
+glance does not know is left to the checks."""
+
+
 FRAMES: dict[int, type[Frame]] = {kind.code: kind for kind in _KINDS}
 
 for _kind in FRAMES.values():

@@ -57,6 +57,10 @@ __all__ = ["Mesh"]
 
 SOURCES_MAX = 8  # beside the sender: whoever has the blob is most likely among its neighbours
 SAVE_PEERS_S = 1.0  # what is remembered of peers is a hint, so many can share one sync
+_ROUTED = frozenset(
+    {Send, LinkUp, LinkReplaced, LinkDown, Unreachable, PeerChanged, BlobReady, BlobFailed}
+)
+"""What one engine says and another has to hear; all else is for the driver."""
 _LINK_FRAMES = (Hello, Welcome, Refuse, Bye, Check, Here)
 
 
@@ -329,6 +333,9 @@ class Mesh:
         effects: list[Effect] = []
         queue = list(outcomes)
         for outcome in queue:  # which grows meanwhile
+            if type(outcome) not in _ROUTED:
+                effects.append(outcome)  # type: ignore[arg-type]
+                continue
             match outcome:
                 case Send(to, frame):
                     link = self.links.link_to(to)
@@ -361,8 +368,6 @@ class Mesh:
                     self._fetched.discard(sha256)
                     if self.delivery is not None:
                         queue += self._end(self.delivery.parcels.failed(sha256, why), now)
-                case _:
-                    effects.append(outcome)
         return effects
 
     def _connected(self, agent: AgentId, now: float) -> list[Effect]:

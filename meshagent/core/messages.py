@@ -5,7 +5,6 @@ Invariant: the bytes of a message never change once it is accepted, so their has
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import random
@@ -122,7 +121,11 @@ class MessageIds:
         ids: list[str] = []
         while first < end:  # a stretch with one beginning
             stretch = min(end - first, 1024 - (first & 1023))
-            beginning = "".join([_PAIRS[first >> shift & 1023] for shift in (50, 40, 30, 20, 10)])
+            beginning = (
+                f"{_PAIRS[first >> 50 & 1023]}{_PAIRS[first >> 40 & 1023]}"
+                f"{_PAIRS[first >> 30 & 1023]}{_PAIRS[first >> 20 & 1023]}"
+                f"{_PAIRS[first >> 10 & 1023]}"
+            )
             at = first & 1023
             ids += [beginning + pair for pair in _PAIRS[at : at + stretch]]
             first += stretch
@@ -194,12 +197,14 @@ def parse_body(body: bytes) -> Message:
 def parse_texts(bodies: Iterable[bytes | None]) -> list[Message]:
     """The messages in those at the beginning that are nothing but a text, as most are."""
     texts: list[Message] = []
-    with contextlib.suppress(RemoteProtocolError):  # whoever looks at the next one will meet it
+    try:
         for body in bodies:
             fields = () if body is None else unpack(body, MESSAGE_BYTES_MAX)
             if type(fields) is not tuple or not _is_only_text(fields):
                 break
             texts.append(_new(Message, fields))
+    except RemoteProtocolError:
+        pass  # whoever looks at the next one will meet it
     return texts
 
 

@@ -97,6 +97,7 @@ OLDER_COPY = (
     "a peer has messages that this database never sent: it is an older copy; "
     "what waits was numbered anew, and nothing is lost"
 )
+_REPORTED = frozenset({ReceiptChanged, Deliver, PeerChanged, CloneFound})
 Waiter = tuple[asyncio.Future[Any], Any]
 """Who waits until something is durable, and what comes of it then."""
 RUN_SHIFT = 32  # an incarnation is the durable run number and a counter within the run
@@ -655,9 +656,12 @@ class Driver:
             if (
                 (self._committing or self._waiting)  # else there is nothing to pass
                 and may_pass(effects)
-                and not overtakes(effects, chain(self._batch, self._waiting))
+                and not (
+                    (self._batch or self._waiting)
+                    and overtakes(effects, chain(self._batch, self._waiting))
+                )
             ):
-                if notes := _noted([effects]):
+                if notes := _noted(effects):
                     self._note(notes)
                 self._apply(effects)
             else:
@@ -701,7 +705,7 @@ class Driver:
                     begun = self._begin()
                 else:
                     effects = self._waiting.pop(0)
-                    self._notes += _noted([effects])
+                    self._notes += _noted(effects)
                     self._apply(effects)
         finally:
             self._committing = begun
@@ -748,7 +752,8 @@ class Driver:
             except (KeyboardInterrupt, SystemExit):
                 self._batch = batch  # whoever waits for it has to hear of that
                 raise
-            if self._mesh is not None and (noted := notes + _noted(batch)):
+            noted = notes + _noted(chain.from_iterable(batch))
+            if noted and self._mesh is not None:
                 self._mesh.noted(noted)
         else:
             # What waits was decided upon as if this had been kept: it goes the same way.
@@ -794,14 +799,15 @@ class Driver:
         accepted: list[Waiter] = []
         for effect in effects:
             # Those that every message brings come first: the order of the cases is their cost.
+            if type(effect) in _REPORTED:
+                reports.append(effect)
+                continue
             match effect:
-                case Note():
-                    pass
                 case Persist(rows):
                     if rows and type(rows[0]) is NewEpoch:
                         self.log.warning(OLDER_COPY)
-                case ReceiptChanged() | Deliver() | PeerChanged() | CloneFound():
-                    reports.append(effect)
+                case Note():
+                    pass
                 case Accepted(waiters):
                     accepted += waiters
                 case Flush(peer, epoch, upto):
@@ -903,8 +909,8 @@ class Driver:
             self.perform(self._mesh.on_timer(self.loop.time()))
 
 
-def _noted(batch: Sequence[Sequence[Effect]]) -> list[OutState | Delivered]:
-    return [row for effects in batch for e in effects if type(e) is Note for row in e.rows]
+def _noted(effects: Iterable[Effect]) -> list[OutState | Delivered]:
+    return [row for effect in effects if type(effect) is Note for row in effect.rows]
 
 
 def _rows(effects: Iterable[Effect]) -> list[Row]:

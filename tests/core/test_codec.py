@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from meshagent.core import frames
 from meshagent.core.codec import CONTAINER_ITEMS_MAX, decode, encode, pack, unpack
-from meshagent.core.frames import FRAMES, Frame
+from meshagent.core.frames import FRAMES, GLANCES, Frame
 from meshagent.core.records import parse_update
 from meshagent.errors import RemoteProtocolError
 
@@ -275,3 +275,35 @@ def test_an_error_text_never_repeats_the_bytes() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_mutation_fuzzer_finds_nothing(seed: int) -> None:
     assert fuzz(seed, iterations=400) == 400
+
+
+ODD = [
+    None, True, -1, 2**63, 1.0, "", b"", b"x" * 8, b"x" * 16, (), (None,), (1,), ("x",),
+    (b"x" * (frames.MESSAGE_BYTES_MAX + 1),), (b"",) * (frames.MAIL_ITEMS_MAX + 1), [], {},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", GLANCES)
+def test_a_glance_takes_nothing_that_a_check_refuses(kind: type[Frame]) -> None:
+    usual: dict[type[Frame], tuple[Any, ...]] = {
+        frames.Mail: (b"epoch--1", 1, 1, (b"body", b"")),
+        frames.MailAck: (b"epoch--1", 1, b"h" * 16, 0, ()),
+    }
+    values, glance = usual[kind], GLANCES[kind]
+    assert glance(values), "what comes most often is seen"
+    assert not glance(values[:-1])
+    assert not glance((*values, 1)), "a later version says more"
+    for at, check in enumerate(kind.checks):
+        for wrong in ODD:
+            if glance((*values[:at], wrong, *values[at + 1 :])):
+                assert check(wrong) == wrong
+
+
+@pytest.mark.parametrize(
+    "items",
+    [(b"x" * (frames.MESSAGE_BYTES_MAX + 1),), (b"",) * (frames.MAIL_ITEMS_MAX + 1)],
+    ids=["long", "many"],
+)
+def test_mail_beyond_its_limits_is_refused(items: tuple[bytes, ...]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode([pack((frames.Mail.code, b"epoch--1", 1, 1, items))])
