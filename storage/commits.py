@@ -115,6 +115,8 @@ class CommitFile:
             at, last = ends, position
         if found and not found[-1].is_sound:  # cut off
             at -= HEADER_BYTES + len(found.pop().content)
+        if found:
+            sync_data(self._file)  # one whose writer was killed may be here and not on the disk
         self.used = at
         return found
 

@@ -32,7 +32,7 @@ class Writeback:
 
     def __init__(self, descriptor: int, drop: bool = False) -> None:
         self._descriptor = descriptor
-        self._drop = drop
+        self._drop = drop and hasattr(os, "posix_fadvise")  # macOS has none
         self._begun = 0
 
     def wrote(self, upto: int) -> None:

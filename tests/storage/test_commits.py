@@ -84,6 +84,16 @@ def test_whichever_byte_has_decayed_no_other_commit_is_lost_or_changed(path: Pat
         assert named == ([] if hit == 4 else [hit + 1]), at
 
 
+def test_what_is_found_is_on_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its writer may have been killed before it was."""
+    written(path, CONTENTS)
+    synced: list[int] = []
+    monkeypatch.setattr(commits_module, "sync_data", synced.append)
+    assert found(path, OTHER) == synced == []
+    assert found(path) == as_appended(5)
+    assert len(synced) == 1
+
+
 def test_what_was_left_from_before_it_was_begun_anew_is_not_taken_for_news(path: Path) -> None:
     written(path, CONTENTS)
     file = CommitFile(path)
