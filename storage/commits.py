@@ -27,9 +27,7 @@ TAG_BYTES = 8
 _HEADER = Struct(f">4s{TAG_BYTES}sQII")  # magic, tag, position, length and sum of the content
 _SUM = Struct(">I")  # of the header
 HEADER_BYTES = _HEADER.size + _SUM.size
-STEP_BYTES = (
-    2 * 1024 * 1024
-)  # it grows by: a sync of a file that has grown takes half as long again
+STEP_BYTES = 2 * 1024 * 1024  # it grows by: a sync of a file that grows takes half as long again
 FILE_BYTES_MAX = 8 * 1024 * 1024  # twice what waits at the most: some of it is safe elsewhere
 ROOM_BYTES = 64 * 1024 * 1024  # with less on the disk it takes no more of that than it has to
 
