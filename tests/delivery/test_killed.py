@@ -23,7 +23,7 @@ begin = SqliteStore.begin
 def later(self, rows, then):
     loop = asyncio.get_running_loop()
     loop.call_soon(then, None)
-    loop.call_later(0.3, lambda: begin(self, rows, lambda error: None))
+    loop.call_later(2.0, lambda: begin(self, rows, lambda error: None))  # after its death
 
 def at_once(self, rows):
     later(self, rows, lambda error: None)
@@ -47,7 +47,7 @@ def test_nothing_is_lost_doubled_or_reordered_by_twenty_kills(post: Post) -> Non
 
 def test_a_receiver_that_acks_before_it_commits_is_found_out(post: Post) -> None:
     """The test of the test above: the same account finds what this mutant loses."""
-    ordeal = Ordeal(post, SEED, count=400, kills=4)
+    ordeal = Ordeal(post, SEED, count=400, kills=6)
     writer, reader = ordeal.start("tester"), ordeal.start("backend", ACKS_BEFORE_COMMIT)
     ordeal.run([(writer, reader)], {reader: "backend"}, ACKS_BEFORE_COMMIT)
     ordeal.settle(SETTLE_S)

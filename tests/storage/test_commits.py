@@ -93,6 +93,12 @@ def test_what_is_found_is_on_the_disk(path: Path, monkeypatch: pytest.MonkeyPatc
     assert found(path) == as_appended(5)
     assert len(synced) == 1
 
+    def read_only(descriptor: int) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(commits_module, "sync_data", read_only)
+    assert found(path) == as_appended(5), "whoever only asks gets an answer"
+
 
 def test_what_was_left_from_before_it_was_begun_anew_is_not_taken_for_news(path: Path) -> None:
     written(path, CONTENTS)
