@@ -56,7 +56,7 @@ class CommitFile:
             return
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
         self._file = os.open(self.path, flags, 0o600)
-        self._size = os.fstat(self._file).st_size
+        self._size = self.used = os.fstat(self._file).st_size  # until somebody has read it
         if not self._size:
             self._lengthen(STEP_BYTES)
             sync_data(self._file)
@@ -100,8 +100,7 @@ class CommitFile:
         """
         data = os.pread(self._file, FILE_BYTES_MAX, 0) if self._file >= 0 else b""
         found: list[Commit] = []
-        at = self.used = 0
-        last = None
+        at, last = 0, None
         while (header := _next_header(data, at, tag, last)) is not None:
             begins, tag, position, length, checksum = header
             if begins > at:  # what is behind it was written later, so this was something too

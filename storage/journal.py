@@ -78,8 +78,8 @@ class Journal:
         self._tag = b""
         self._position = 0
         """Of the last commit, in the file or past it."""
-        self._folded = 0
-        """Up to here the tables hold all."""
+        self._folded = -1
+        """Up to here the tables hold all; less than nothing while nobody has looked."""
         self._pack = msgpack.Packer().pack
         self._waiting: deque[_Entry] = deque()
         self._gone = 0
@@ -94,6 +94,7 @@ class Journal:
 
     def open(self, *, create: bool) -> None:
         """Know the file and its place; then `recover`, which looks at what it holds."""
+        self._position, self._folded = 0, -1
         with mapped_errors(self._file.path, "open"):
             self._file.open(create=create)
         known = self._mark()
@@ -101,8 +102,8 @@ class Journal:
             # It is new; or its mark was lost, and nobody can tell what of this the tables hold.
             self._begin(0, self._read(None))
             return
+        news = self._news(*known)
         self._tag, self._folded = known
-        news = self._news()
         self._position = news[-1].position if news else self._folded
         if news and news[0].is_sound and news[0].position != self._folded + 1:
             self._begin(self._folded)  # the tables are of another day: what lies between is nowhere
@@ -110,7 +111,6 @@ class Journal:
     def _begin(self, position: int, strange: Sequence[Commit] = ()) -> None:
         """With a tag that nothing in the file has; what is strange there is set aside and named."""
         self._tag = secrets.token_bytes(TAG_BYTES)
-        self._position = self._folded = position
         with self._database.transaction("write to") as connection:
             self._set_mark(connection, position)
             for each in strange:
@@ -118,6 +118,7 @@ class Journal:
                 self._database.note_damage(connection, "journal", name, [each.content])
             if strange:
                 self._database.mail.start_over(connection)
+        self._position = self._folded = position
         self._file.rewind()
 
     def close(self) -> None:
@@ -221,8 +222,8 @@ class Journal:
         """Go on with what an earlier run has left, and name what was damaged of it."""
         known = self._mark()
         assert known is not None, "opened"
+        found = [_opened(each) for each in self._news(*known)]
         self._tag, self._folded = known
-        found = [_opened(each) for each in self._news()]
         self._position = found[-1][0].position if found else self._folded
         sound = [entry for entry, content in found if content is None]
         damaged = [(entry, content) for entry, content in found if content is not None]
@@ -239,11 +240,12 @@ class Journal:
 
     def damaged(self) -> list[str]:
         """Every commit of an earlier run that is not what it was; nothing is changed."""
-        return [f"journal {each.position}" for each in self._news() if not each.is_sound]
+        news = self._news(self._tag, self._folded)
+        return [f"journal {each.position}" for each in news if not each.is_sound]
 
-    def _news(self) -> list[Commit]:
+    def _news(self, tag: bytes, folded: int) -> list[Commit]:
         """What stands in the file and not in the tables."""
-        return [each for each in self._read(self._tag) if each.position > self._folded]
+        return [each for each in self._read(tag) if each.position > folded]
 
     def _read(self, tag: bytes | None) -> list[Commit]:
         with mapped_errors(self._file.path, "read"):

@@ -239,6 +239,27 @@ def test_what_a_crash_left_in_the_journal_is_there_in_the_next_life(
     risen.close()
 
 
+@pytest.mark.parametrize("fails", ["_mark", "_news"])
+def test_a_start_that_fails_leaves_what_a_crash_has_left(
+    path: Path, database: Database, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.write(outs(3))
+    die(database)
+
+    def broken(*_: object) -> None:
+        raise StorageError("It can't be read now.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, fails, broken)
+        failing = Database(path)
+        with pytest.raises(StorageError):
+            failing.open()
+        failing.close()
+    risen = again(path)
+    assert [entry.seq for entry in risen.folded().mail.pending(PEER, 1, 9)] == [1, 2, 3]
+    risen.close()
+
+
 def test_a_restore_that_fails_leaves_what_a_crash_has_left(path: Path, database: Database) -> None:
     database.write(outs(3))
     die(database)
