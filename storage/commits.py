@@ -18,6 +18,7 @@ from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
+from meshagent.storage.direct import BLOCK_BYTES, DirectWriter, open_direct
 from meshagent.storage.files import remove_quietly, sync_data, sync_folder
 
 __all__ = ["TAG_BYTES", "Commit", "CommitFile"]
@@ -48,6 +49,7 @@ class CommitFile:
         self.used = 0
         """Up to here it is written, from its beginning."""
         self._file = -1
+        self._direct: DirectWriter | None = None
         self._size = 0
 
     def open(self, *, create: bool = True) -> None:
@@ -61,10 +63,14 @@ class CommitFile:
             self._lengthen(STEP_BYTES)
             sync_data(self._file)
             sync_folder(self.path.parent)
+        self._direct = open_direct(self.path)
 
     def close(self) -> None:
         """Let go of it, and remove it if nothing of it is needed; does nothing when not open."""
         file, self._file = self._file, -1
+        if self._direct is not None:
+            self._direct.close()
+            self._direct = None
         if file >= 0:
             os.close(file)
             if not self.used:
@@ -82,8 +88,10 @@ class CommitFile:
         try:
             if end > self._size:
                 self._lengthen(min(FILE_BYTES_MAX, end + STEP_BYTES))
-            self._write(data, self.used)
-            sync_data(self._file)
+                sync_data(self._file)
+            if not self._write_directly(data, end):
+                self._write(data, self.used)
+                sync_data(self._file)
         except OSError:
             self._take_back()
             raise
@@ -124,6 +132,12 @@ class CommitFile:
             if shutil.disk_usage(self.path.parent).free >= ROOM_BYTES:
                 self._write(bytes(size - self._size), self._size)
                 self._size = size
+
+    def _write_directly(self, data: bytes, end: int) -> bool:
+        """Whether it was, durably: only where the file has blocks already."""
+        if self._direct is None or end + -end % BLOCK_BYTES > self._size:
+            return False
+        return self._direct.append(data, self.used)
 
     def _write(self, data: bytes, at: int) -> None:
         written = os.pwrite(self._file, data, at)

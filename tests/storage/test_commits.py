@@ -15,8 +15,10 @@ TAG, OTHER = b"t" * TAG_BYTES, b"o" * TAG_BYTES
 CONTENTS = [b"first", b"", b"the third, with " + MAGIC + b" in it", b"\0" * 40, b"last"]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
+@pytest.fixture(params=["directly", "by the cache"])
+def path(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    if request.param == "by the cache":
+        monkeypatch.setattr(commits_module, "open_direct", lambda path: None)
     return tmp_path / "commits"
 
 
@@ -118,7 +120,7 @@ def test_the_commits_of_another_database_are_not_ours(path: Path) -> None:
     assert found(path, None) == as_appended(5), "whosever they are"
 
 
-@pytest.mark.parametrize("call", ["pwrite", "sync_data"])
+@pytest.mark.parametrize("call", ["pwrite", "partly", "sync_data"])
 def test_one_that_failed_is_not_there(
     path: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,14 +138,24 @@ def test_one_that_failed_is_not_there(
             raise OSError(errno.ENOSPC, "full")
         return real(descriptor, data, at)
 
-    def failing(descriptor: int) -> None:
-        raise OSError(errno.EIO, "broken")
+    def done_and_failed(descriptor: int, data: bytes = b"", at: int = 0) -> int:
+        nonlocal calls
+        calls += 1
+        if data:
+            real(descriptor, data, at)
+        if calls == 1:
+            raise OSError(errno.EIO, "broken")
+        return len(data)
 
     with monkeypatch.context() as patch:
-        if call == "pwrite":
-            patch.setattr(os, "pwrite", partly)
+        if call == "sync_data":
+            patch.setattr(commits_module, "open_direct", lambda path: None)
+            file.close()
+            file.open()
+            assert file.read(TAG) == as_appended(1)
+            patch.setattr(commits_module, call, done_and_failed)
         else:
-            patch.setattr(commits_module, call, failing)
+            patch.setattr(os, "pwrite", partly if call == "partly" else done_and_failed)
         with pytest.raises(OSError, match=r"full|broken"):
             file.append(TAG, 2, b"not there")
     assert found(path) == as_appended(1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
 from collections.abc import Sequence
+from fcntl import F_GETFL, fcntl
 from pathlib import Path
 from typing import Any
 
@@ -169,12 +171,23 @@ def test_what_was_delivered_meanwhile_is_never_put_as_waiting(database: Database
     database.close()
 
 
+@pytest.mark.parametrize("directly", [True, False])
 def test_every_commit_is_synced_and_a_fold_waits_for_no_disk(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, directly: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
     syncs = Syncs(lambda synced: seen.append(synced.name), monkeypatch)
     monkeypatch.setattr(commits_module, "sync_data", lambda file: seen.append("commits"))
+    real = os.pwrite
+
+    def pwrite(file: int, data: bytes, at: int) -> int:
+        if fcntl(file, F_GETFL) & os.O_DSYNC:  # then it is durable when it returns
+            seen.append("commits")
+        return real(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    if not directly:
+        monkeypatch.setattr(commits_module, "open_direct", lambda path: None)
     database = Database(path)
     database.open()
     for seq in range(1, 4):
@@ -446,7 +459,7 @@ def test_many_long_messages_are_written_once(database: Database) -> None:
 def test_a_commit_that_failed_takes_no_number(
     database: Database, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    def refuse(_: object) -> bytes:
+    def refuse(*_: object) -> bytes:
         raise apsw.FullError if text else OSError(errno.ENOSPC, "disk full")
 
     def fails(rows: list[Row], what: str) -> None:
@@ -459,7 +472,7 @@ def test_a_commit_that_failed_takes_no_number(
     rows: list[Row] = [out(seq, text=text) for seq in range(2, 80)]
     if text:
         fails([PeerRow("a", b"", ())], "database.encode_row")
-    fails(rows, "mail.out_values" if text else "commits.sync_data")
+    fails(rows, "mail.out_values" if text else "commits.CommitFile._write_directly")
     database.write(rows)
     found = database.folded().mail.pending(PEER, 1, 99)
     assert [entry.seq for entry in found] == list(range(1, 80))
