@@ -192,11 +192,12 @@ class MailTables:
         for peer, stretch in groupby(new, attrgetter("peer")):
             known = after.get(peer) or self._numbers.get(peer)
             expected = known or self._next_seq(connection, peer)
-            for row in stretch:
-                if row.seq != expected:
-                    raise misnumbered(row, expected)
-                expected += 1
-            after[peer] = expected
+            those = list(stretch)
+            numbers = range(expected, expected + len(those))
+            if list(map(attrgetter("seq"), those)) != list(numbers):
+                wrong = zip(those, numbers, strict=True)
+                raise next(misnumbered(row, due) for row, due in wrong if row.seq != due)
+            after[peer] = numbers.stop
         return after
 
     def note_numbers(self, numbers: Mapping[str, int]) -> None:

@@ -7,8 +7,9 @@ msgpack that any msgpack library can read.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -27,7 +28,7 @@ from meshagent.core.frames import (
 )
 from meshagent.errors import RemoteProtocolError
 
-__all__ = ["decode", "encode", "pack", "unpack"]
+__all__ = ["decode", "encode", "pack", "pack_all", "unpack", "unpack_short"]
 
 CONTAINER_ITEMS_MAX = 8192  # the largest list in the grammar is a Sync digest of 4096
 
@@ -53,13 +54,18 @@ def pack(value: object) -> bytes:
     return _packing.pack(value)
 
 
+def pack_all(values: Iterable[object]) -> list[bytes]:
+    """As `pack`, for many, with no line of Python for each."""
+    return list(map(_packing.pack, values))
+
+
 def unpack(data: bytes | memoryview, limit: int = HEADER_BYTES_MAX) -> Any:
     """One msgpack value that fills `data` exactly, with lists as tuples; bounded in every size."""
     if len(data) > limit:
         raise RemoteProtocolError(f"A header of {len(data)} bytes exceeds the limit of {limit}.")
     try:
         if len(data) <= CONTAINER_ITEMS_MAX:  # nothing in it can be larger than it is itself
-            return msgpack.unpackb(data, use_list=False, ext_hook=_refuse_extension)
+            return _unpack(data)
         return msgpack.unpackb(
             data,
             use_list=False,
@@ -80,6 +86,16 @@ def unpack(data: bytes | memoryview, limit: int = HEADER_BYTES_MAX) -> Any:
         raise RemoteProtocolError(
             f"The bytes are not one msgpack value: {type(error).__name__}."
         ) from None
+
+
+def unpack_short(datas: Sequence[bytes | None]) -> list[Any]:
+    """As `unpack`, for many; none when one is long, missing, or not what it should be."""
+    try:
+        if None in datas or max(map(len, datas)) > CONTAINER_ITEMS_MAX:  # type: ignore[arg-type]
+            return []
+        return list(map(_unpack, datas))
+    except Exception:  # as above
+        return []
 
 
 def encode(frame: Frame) -> list[bytes | memoryview]:
@@ -130,3 +146,6 @@ def decode(parts: Sequence[bytes | memoryview]) -> Frame | None:
 
 def _refuse_extension(code: int, data: bytes) -> Any:
     raise RemoteProtocolError(f"Extension type {code} has no meaning here.")
+
+
+_unpack = partial(msgpack.unpackb, use_list=False, ext_hook=_refuse_extension)

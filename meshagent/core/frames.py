@@ -458,7 +458,9 @@ def _is_mail(values: tuple[Any, ...]) -> bool:
         and len(items) <= MAIL_ITEMS_MAX
     ):
         return False
-    return not [1 for item in items if type(item) is not bytes or len(item) > MESSAGE_BYTES_MAX]
+    if not items:
+        return True
+    return set(map(type, items)) == {bytes} and max(map(len, items)) <= MESSAGE_BYTES_MAX
 
 
 def _is_mail_ack(values: tuple[Any, ...]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 
 from meshagent.core.attachments import Attachment
 from meshagent.core.codec import decode
@@ -221,7 +222,7 @@ class Mesh:
                 "Messages can't be kept now: the disk does not answer.",
                 hint="See 'meshagent status'; it goes on by itself when the disk is well.",
             )
-        for peer in {peer for peer, _ in outgoing}:
+        for peer in set(map(itemgetter(0), outgoing)):
             if self.links.link_to(peer) is None:
                 self.links.hurry(peer, now)
         return self.delivery.accept_all(outgoing)  # nothing of it is for another engine
@@ -336,11 +337,12 @@ class Mesh:
             if type(outcome) not in _ROUTED:
                 effects.append(outcome)  # type: ignore[arg-type]
                 continue
+            if type(outcome) is Send:  # of these there are most
+                to, frame = outcome
+                if (link := self.links.link_to(to)) is not None:
+                    effects.append(Transmit(link, frame))
+                continue
             match outcome:
-                case Send(to, frame):
-                    link = self.links.link_to(to)
-                    if link is not None:
-                        effects.append(Transmit(link, frame))
                 case LinkUp(agent, record, dialled):
                     queue += self.membership.connected(agent, record, dialled, now)
                     self._note(agent, now)

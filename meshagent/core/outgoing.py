@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice, takewhile
+from operator import attrgetter
 
 from meshagent.core.frames import MAIL_ITEMS_MAX, Mail
 from meshagent.core.messages import MessageState
@@ -31,6 +32,8 @@ WITHDRAWN = frozenset({MessageState.EXPIRED, MessageState.CANCELLED})
 
 Item = OutRow | OutEntry
 """A message of a stream: as it was accepted, or as it was read from disk."""
+# Of many items with no line of Python for each.
+_body, _ident, _expires, _blobs = map(attrgetter, ("body", "id", "expires_ms", "blobs"))
 
 
 @dataclass(slots=True)
@@ -110,14 +113,15 @@ class SendStream:
         if not self.linked or self.loaded + 1 != rows[0].seq:
             return
         rows = rows[: WINDOW_ITEMS_MAX - len(self.items)]
-        sizes = [ITEM_BYTES + len(row.body) for row in rows]
-        if self.loaded_bytes + sum(sizes) > WINDOW_BYTES_MAX:  # the last may be longer than room is
-            before = accumulate(sizes, initial=self.loaded_bytes)
+        size = _size(rows)
+        if self.loaded_bytes + size > WINDOW_BYTES_MAX:  # the last may be longer than room is
+            before = accumulate(_sizes(rows), initial=self.loaded_bytes)
             rows = rows[: sum(1 for _ in takewhile(WINDOW_BYTES_MAX.__gt__, before))]
-            del sizes[len(rows) :]
+            size = _size(rows)
         self.items += rows
-        self.loaded_bytes += sum(sizes)
-        self.special.update([row.seq for row in rows if row.expires_ms or row.blobs])
+        self.loaded_bytes += size
+        if any(map(_expires, rows)) or any(map(_blobs, rows)):
+            self.special.update([row.seq for row in rows if row.expires_ms or row.blobs])
 
     def wants_more(self) -> bool:
         """Whether the next ones should be read from disk."""
@@ -169,25 +173,32 @@ class SendStream:
         last = min(self.loaded, self.durable, self.sent + MAIL_ITEMS_MAX)
         items = list(islice(self.items, first - self.floor, last + 1 - self.floor))
         if self.loaded_bytes > FRAME_BYTES_MAX:
-            sizes = accumulate([ITEM_BYTES + len(item.body) for item in items])
+            sizes = accumulate(_sizes(items))
             fitting = sum(1 for size in takewhile(FRAME_BYTES_MAX.__ge__, sizes))
             del items[max(1, fitting) :]
         self.sent += len(items)
         if self.sent > self.ever_sent:
             fresh = items[max(0, self.ever_sent + 1 - first) :]
-            self.first_sent += [item.id for item in fresh if item.seq not in self.states]
+            if self.states:
+                fresh = [item for item in fresh if item.seq not in self.states]
+            self.first_sent += map(_ident, fresh)
             self.ever_sent = self.sent
-        bodies: list[bytes | None] = [item.body for item in items]
-        for seq, state in self.states.items():
-            if first <= seq <= self.sent and state in WITHDRAWN:
-                bodies[seq - first] = None
+        bodies: list[bytes | None] = list(map(_body, items))
+        if self.states:
+            for seq, state in self.states.items():
+                if first <= seq <= self.sent and state in WITHDRAWN:
+                    bodies[seq - first] = None
         return Mail(self.epoch, self.told_floor, first, tuple(bodies))
 
     def settle(self, upto: int) -> list[Item]:
         """All up to this number are settled; those that were in memory. Then `forget_settled`."""
-        count = max(0, min(upto + 1 - self.floor, len(self.items)))
-        settled = [self.items.popleft() for _ in range(count)]
-        self.loaded_bytes -= sum([ITEM_BYTES + len(item.body) for item in settled])
+        settled = list(islice(self.items, max(0, upto + 1 - self.floor)))
+        if len(settled) == len(self.items):
+            self.items.clear()
+        else:
+            for _ in settled:
+                self.items.popleft()
+        self.loaded_bytes -= _size(settled)
         self.floor = max(self.floor, upto + 1)
         self.sent = max(self.sent, upto)
         if self.floor - 1 > self.gap_at:
@@ -257,3 +268,11 @@ class SendStream:
 
     def _has_room(self) -> bool:
         return len(self.items) < WINDOW_ITEMS_MAX and self.loaded_bytes < WINDOW_BYTES_MAX
+
+
+def _sizes(items: Sequence[Item]) -> list[int]:
+    return [ITEM_BYTES + len(item.body) for item in items]
+
+
+def _size(items: Sequence[Item]) -> int:
+    return ITEM_BYTES * len(items) + sum(map(len, map(_body, items)))

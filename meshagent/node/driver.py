@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from meshagent.core.attachments import Attachment, AttachmentLimits
@@ -98,6 +99,7 @@ OLDER_COPY = (
     "what waits was numbered anew, and nothing is lost"
 )
 _REPORTED = frozenset({ReceiptChanged, Deliver, PeerChanged, CloneFound})
+_message, _expires = itemgetter(1), attrgetter("expires_ms")
 Waiter = tuple[asyncio.Future[Any], Any]
 """Who waits until something is durable, and what comes of it then."""
 RUN_SHIFT = 32  # an incarnation is the durable run number and a counter within the run
@@ -352,7 +354,7 @@ class Driver:
         if (error := self._suspended_by) is not None:
             raise type(error)(error.message, hint=error.hint, **error.data)
         taken = self.mesh.accept(outgoing, self.loop.time())
-        if [1 for _, message in outgoing if message.expires_ms]:
+        if any(map(_expires, map(_message, outgoing))):
             waiters[0][0].add_done_callback(self._look_at_expiries)  # not before the disk has it
         if rows:
             taken.insert(0, Persist(rows))
@@ -798,36 +800,23 @@ class Driver:
         collect: list[tuple[AgentId, Message]] = []
         accepted: list[Waiter] = []
         for effect in effects:
-            # Those that every message brings come first: the order of the cases is their cost.
             if type(effect) in _REPORTED:
                 reports.append(effect)
-                continue
-            match effect:
-                case Persist(rows):
-                    if rows and type(rows[0]) is NewEpoch:
-                        self.log.warning(OLDER_COPY)
-                case Note():
-                    pass
-                case Accepted(waiters):
-                    accepted += waiters
-                case Flush(peer, epoch, upto):
-                    flush[peer, epoch] = upto
-                case Transmit(link, frame):
-                    if not self._transport.send(link, encode(frame)) and self._mesh is not None:
-                        self._mesh.not_sent(link, frame, self.loop.time())
-                case Dial(attempt, address):
-                    if self._mesh is not None:
-                        self._mesh.dialled(attempt, self._transport.dial(address))
-                case CloseLink(link):
-                    self._transport.close_link(link)
-                case Load():
-                    self.spawn(self._load(effect))
-                case Collect(sender, message):
-                    collect.append((sender, message))
-                case CountUnread():
-                    self._count_unread()
-                case _ if self.porter is not None:
-                    self.porter.perform(effect)
+            elif type(effect) is Transmit:
+                link, frame = effect
+                if not self._transport.send(link, encode(frame)) and self._mesh is not None:
+                    self._mesh.not_sent(link, frame, self.loop.time())
+            elif type(effect) is Flush:
+                peer, epoch, upto = effect
+                flush[peer, epoch] = upto
+            elif type(effect) is Accepted:
+                accepted += effect.who
+            elif type(effect) is Persist:
+                rows = effect.rows
+                if rows and type(rows[0]) is NewEpoch:
+                    self.log.warning(OLDER_COPY)
+            elif type(effect) is not Note:
+                self._apply_rare(effect, collect)
         for (peer, epoch), upto in flush.items():
             if self._mesh is not None:
                 self.perform(self._mesh.flush(peer, epoch, upto, self.loop.time()))
@@ -837,6 +826,23 @@ class Driver:
         _answer(accepted, None)
         if reports:
             self._report(reports)
+
+    def _apply_rare(self, effect: Effect, collect: list[tuple[AgentId, Message]]) -> None:
+        """Those that no message brings by itself."""
+        match effect:
+            case Dial(attempt, address):
+                if self._mesh is not None:
+                    self._mesh.dialled(attempt, self._transport.dial(address))
+            case CloseLink(link):
+                self._transport.close_link(link)
+            case Load():
+                self.spawn(self._load(effect))
+            case Collect(sender, message):
+                collect.append((sender, message))
+            case CountUnread():
+                self._count_unread()
+            case _ if self.porter is not None:
+                self.porter.perform(effect)
 
     def _collect(self, held: Sequence[tuple[AgentId, Message]]) -> None:
         """These are durable: get what they name."""
@@ -931,9 +937,8 @@ def _tell(batch: Sequence[Sequence[Effect]], error: MeshError | None) -> None:
 
 def _answer(waiters: Sequence[Waiter], error: MeshError | None) -> None:
     for each, result in waiters:
-        if each.done():
-            continue
-        if error is None:
-            each.set_result(result)
-        else:
-            each.set_exception(error)
+        if not each.done():
+            if error is None:
+                each.set_result(result)
+            else:
+                each.set_exception(error)

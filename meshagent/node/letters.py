@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import repeat
+from operator import call
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -26,7 +28,8 @@ DELIVERED_RANK = PROGRESS[MessageState.DELIVERED]
 _END_RANK = max(PROGRESS.values())
 _BEGINNING: tuple[MessageState, ...] = (MessageState.QUEUED,)
 _ON_ITS_WAY = frozenset({MessageState.QUEUED, MessageState.SENT})
-TIDY_RECEIPTS = 1024  # entries between looks for those whose receipt nobody holds any more
+TIDY_RECEIPTS = 4096  # entries between looks for those whose receipt nobody holds any more
+_NOBODY = type(None)  # in place of a reference: called, it gives none
 _FAILED = frozenset({MessageState.EXPIRED, MessageState.REFUSED, MessageState.CANCELLED})
 
 
@@ -127,8 +130,7 @@ class ReceiptBook:
         """These messages have come so far; nobody answers for another."""
         rank, news = PROGRESS[state], (state,)
         reached = _END_RANK if state in _FAILED else rank
-        for found in map(self._held.get, idents):
-            receipt = None if found is None else found()
+        for receipt in map(call, map(self._held.get, idents, repeat(_NOBODY))):
             if receipt is not None and receipt.to == peer and PROGRESS[receipt.state] < rank:
                 receipt.state, receipt.reason = state, reason
                 receipt._history += news

@@ -73,7 +73,7 @@ class Swarm:
     def __init__(
         self,
         world: World,
-        conditions: Conditions = Conditions(),  # noqa: B008 - frozen
+        conditions: Conditions = Conditions(),
         config: MembershipConfig = LAN,
     ) -> None:
         self.world, self.conditions, self.config = world, conditions, config

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshagent.core.codec import pack
 from meshagent.core.messages import (
     DATA_DEPTH_MAX,
     HEADERS_MAX,
@@ -117,7 +118,7 @@ def test_a_field_of_the_wrong_form_is_refused_on_both_sides(wrong: dict[str, Any
     )  # fmt: skip
     with pytest.raises(RemoteProtocolError):
         parse_body(body)
-    assert parse_texts([pack_body(PLAIN), body, pack_body(PLAIN)]) == [PLAIN]
+    assert parse_texts([pack_body(PLAIN), body, pack_body(PLAIN)]) == []
 
 
 @pytest.mark.parametrize(
@@ -134,11 +135,13 @@ def test_a_field_of_the_wrong_form_is_refused_on_both_sides(wrong: dict[str, Any
     ids=str,
 )
 def test_what_is_more_than_a_text_is_not_taken_for_one(other: dict[str, Any]) -> None:
-    texts = [PLAIN, PLAIN._replace(id="n", text="")]
-    bodies = [pack_body(each) for each in (*texts, PLAIN._replace(**other), PLAIN)]
+    texts = [PLAIN, PLAIN._replace(id="n", text="", created_ms=0)]
+    bodies = [pack_body(each) for each in texts]
     assert parse_texts(bodies) == texts
-    assert parse_texts([*bodies[:2], None, *bodies[:2]]) == texts
-    assert parse_texts([msgpack.packb([*PLAIN, "of a later version"]), *bodies]) == []
+    assert parse_texts(bodies[1:]) == texts[1:]
+    for strange in (pack_body(PLAIN._replace(**other)), b"", pack(3), pack((*PLAIN, "later"))):
+        for at in range(3):
+            assert parse_texts([*bodies[:at], strange, *bodies[at:]]) == []
 
 
 @given(st.binary(max_size=200))
