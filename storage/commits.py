@@ -89,13 +89,19 @@ class CommitFile:
             if end > self._size:
                 self._lengthen(min(FILE_BYTES_MAX, end + STEP_BYTES))
                 sync_data(self._file)
-            if not self._write_directly(data, end):
+            if (
+                self._direct is None
+                or end + -end % BLOCK_BYTES > self._size  # only where the file has blocks already
+                or not self._direct.append(data, self.used)
+            ):
                 self._write(data, self.used)
                 sync_data(self._file)
         except OSError:
             self._take_back()
             raise
-        self.used, self._size = end, max(end, self._size)
+        self.used = end
+        if end > self._size:
+            self._size = end
 
     def rewind(self) -> None:
         """All of it is safe elsewhere: its room is used again."""
@@ -132,12 +138,6 @@ class CommitFile:
             if shutil.disk_usage(self.path.parent).free >= ROOM_BYTES:
                 self._write(bytes(size - self._size), self._size)
                 self._size = size
-
-    def _write_directly(self, data: bytes, end: int) -> bool:
-        """Whether it was, durably: only where the file has blocks already."""
-        if self._direct is None or end + -end % BLOCK_BYTES > self._size:
-            return False
-        return self._direct.append(data, self.used)
 
     def _write(self, data: bytes, at: int) -> None:
         written = os.pwrite(self._file, data, at)

@@ -56,8 +56,7 @@ class DirectWriter:
             if before and at != self._end:  # somebody else has written what stands before it
                 self._end = -1
                 os.preadv(self._file, [buffer[:BLOCK_BYTES]], at - before)
-            buffer[before:end] = data
-            buffer[end:size] = _ZEROS[: size - end]
+            buffer[before:size] = data + _ZEROS[: size - end]
             if os.pwrite(self._file, buffer[:size], at - before) != size:
                 return False
         except OSError as error:

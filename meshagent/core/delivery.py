@@ -661,46 +661,51 @@ class Delivery:
             stream.skip_to(mail.floor)
         if stream.exceptions:
             stream.forget_below(mail.floor)
-        mode = _GAP if mail.first > stream.seq + 1 else _WELL
-        before, news, busy = stream.seq, News(), list[Effect]()
-        items = mail.items[before + 1 - mail.first :] if mode == _WELL else ()
-        texts = self._take_texts(arrival, stream, items, news)
-        for seq, body in enumerate(items[texts:], stream.seq + 1):
-            if not self._take_one(arrival, stream, seq, body, news):
-                mode = _BUSY
-                known.told_busy = True
-                busy = self._count_again()
-                break
-        if stream.seq != before:
-            last, exceptions = stream.last, stream.all_exceptions
-            news.rows.append(Watermark(peer, mail.epoch, stream.seq, last, exceptions))
-        return news.effects(peer) + busy + [Send(peer, stream.answer(mail.epoch, mode))]
+        if mail.first > stream.seq + 1:
+            return [Send(peer, stream.answer(mail.epoch, _GAP))]
+        items = mail.items[stream.seq + 1 - mail.first :]
+        return self._take_texts(arrival, stream, items) or self._take_each(arrival, stream, items)
 
     def _take_texts(
-        self,
-        arrival: Arrival,
-        stream: ReceiveStream,
-        items: Sequence[bytes | None],
-        news: News,
-    ) -> int:
-        """Take them all if each is nothing but a text, and more quickly than one by one; how many
-        were taken."""
+        self, arrival: Arrival, stream: ReceiveStream, items: Sequence[bytes | None]
+    ) -> list[Effect]:
+        """Take them all if each is nothing but a text, more quickly than one by one; else none."""
         has_room = self.unread + len(items) <= self._config.unread_max
         if not (items and has_room and len(stream.exceptions) < MAIL_ITEMS_MAX):
-            return 0
+            return []
         texts = parse_texts(items)
         if not texts:
-            return 0
-        news.rows += map(_in_row, zip(
-            repeat(arrival.peer), repeat(arrival.epoch), count(stream.seq + 1), map(_ident, texts),
-            items, repeat(arrival.now_ms), repeat(()), strict=False,
-        ))  # fmt: skip
-        news.came += texts
+            return []
+        peer, epoch, now_ms, _ = arrival
+        rows: list[Row] = list(map(_in_row, zip(
+            repeat(peer), repeat(epoch), count(stream.seq + 1), map(_ident, texts), items,
+            repeat(now_ms), repeat(()), strict=False,
+        )))  # fmt: skip
         stream.seq, stream.unhashed = stream.seq + len(texts), items[-1]
         self.unread += len(texts)
         self.inbox_changes += len(texts)
         self._sure = False  # the disk keeps each once, whatever epoch it comes under again
-        return len(texts)
+        answer = stream.answer(epoch, _WELL)
+        rows.append(Watermark(peer, epoch, answer.upto, answer.last, answer.exceptions))
+        return [Persist(rows), Deliver(peer, texts), Send(peer, answer)]
+
+    def _take_each(
+        self, arrival: Arrival, stream: ReceiveStream, items: Sequence[bytes | None]
+    ) -> list[Effect]:
+        """Take them one by one, as far as there is room."""
+        peer, epoch, _, _ = arrival
+        before, news = stream.seq, News()
+        mode, busy = _WELL, list[Effect]()
+        for seq, body in enumerate(items, before + 1):
+            if not self._take_one(arrival, stream, seq, body, news):
+                mode, self._peer(peer).told_busy = _BUSY, True
+                busy = self._count_again()
+                break
+        answer = stream.answer(epoch, mode)
+        if stream.seq != before:
+            mark = Watermark(peer, epoch, answer.upto, answer.last, answer.exceptions)
+            news.rows.append(mark)
+        return news.effects(peer) + busy + [Send(peer, answer)]
 
     def _take_one(
         self, arrival: Arrival, stream: ReceiveStream, seq: int, body: bytes | None, news: News

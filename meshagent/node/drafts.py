@@ -46,6 +46,10 @@ class Draft(NamedTuple):
     attached: Sequence[Attachment]
     rows: Sequence[Row]
 
+    def is_simple(self) -> bool:
+        """Whether it is one message with nothing attached."""
+        return len(self.recipients) == len(self.texts) == 1 and not self.attached
+
 
 _kept, _rows = itemgetter(0), itemgetter(9)
 
@@ -137,8 +141,10 @@ class Drafts:
 
     def _compose(self, drafts: Sequence[Draft]) -> list[Effect]:
         now_ms = time.time_ns() // 1_000_000
-        columns, sizes = self._columns(drafts, now_ms)
-        peers, texts, kinds, data, threads, reply_to, attached, expires = columns
+        if len(drafts) == 1 and drafts[0].is_simple():
+            return self._compose_one(drafts[0], now_ms)
+        fields, sizes = self._fields(drafts, now_ms)
+        peers, texts, kinds, data, threads, reply_to, attached, expires = fields
         ids = self._ids.take(now_ms, len(peers))
         receipts = list(map(Receipt, ids, peers, repeat(self._driver.loop)))
         self._driver.receipts.add(ids, receipts)
@@ -146,12 +152,25 @@ class Drafts:
             ids, kinds, texts, repeat(now_ms), data, threads, reply_to, repeat(NO_HEADERS),
             attached, expires, repeat(0), strict=False,
         ))  # fmt: skip
+        outgoing = list(zip(peers, messages, strict=True))
         of_each = map(islice, repeat(iter(receipts)), sizes)
         waiters = list(zip(map(_kept, drafts), map(list, of_each), strict=False))
         rows = list(chain.from_iterable(map(_rows, drafts)))
-        return self._driver.accept(list(zip(peers, messages, strict=True)), rows, waiters)
+        return self._driver.accept(outgoing, rows, waiters)
 
-    def _columns(self, drafts: Sequence[Draft], now_ms: int) -> tuple[Sequence[Any], Iterable[int]]:
+    def _compose_one(self, draft: Draft, now_ms: int) -> list[Effect]:
+        """One message, with the least of code: what comes alone is waited for."""
+        kept, (peer,), (text,), kind, data, thread, reply_to, ttl_s, _, rows = draft
+        ident = self._ids.next(now_ms)
+        receipt = Receipt(ident, peer, self._driver.loop)
+        self._driver.receipts.add((ident,), (receipt,))
+        expires_ms = 0 if ttl_s is None else now_ms + int(ttl_s * 1000)
+        message = made_of((
+            ident, kind, text, now_ms, data, thread, reply_to, NO_HEADERS, (), expires_ms, 0
+        ))  # fmt: skip
+        return self._driver.accept([(peer, message)], rows, [(kept, [receipt])])
+
+    def _fields(self, drafts: Sequence[Draft], now_ms: int) -> tuple[Sequence[Any], Iterable[int]]:
         """What the messages are made of, field by field, and how many each draft gives."""
         _, peers, texts, kinds, data, threads, reply_to, ttls, attached, _ = zip(
             *drafts, strict=True
@@ -165,15 +184,19 @@ class Drafts:
             return (
                 list(one(peers)), one(texts), kinds, data, threads, reply_to, repeat(()), repeat(0),
             ), repeat(1)  # fmt: skip
-        parts = [
-            (
-                peer, text, each.kind, each.data, each.thread, each.reply_to,
-                tuple([self._grant(blob, peer) for blob in each.attached]),
-                0 if each.ttl_s is None else now_ms + int(each.ttl_s * 1000),
-            )
-            for each in drafts
-            for peer in each.recipients
-            for text in each.texts
-        ]  # fmt: skip
-        sizes = [len(each.recipients) * len(each.texts) for each in drafts]
-        return tuple(zip(*parts, strict=True)) or ((),) * 8, sizes
+        all_fields = [self._fields_of(each, now_ms) for each in drafts]
+        fields = [list(chain.from_iterable(each)) for each in zip(*all_fields, strict=True)]
+        return fields, [len(each[0]) for each in all_fields]
+
+    def _fields_of(self, draft: Draft, now_ms: int) -> Sequence[Any]:
+        _, recipients, texts, kind, data, thread, reply_to, ttl_s, attached, _ = draft
+        peers = recipients if len(texts) == 1 else [peer for peer in recipients for _ in texts]
+        many = len(peers)
+        granted: Iterable[tuple[Attachment, ...]] = repeat((), many)
+        if attached:
+            granted = [tuple([self._grant(each, peer) for each in attached]) for peer in peers]
+        expires = 0 if ttl_s is None else now_ms + int(ttl_s * 1000)
+        return (
+            peers, [*texts] * len(recipients), repeat(kind, many), repeat(data, many),
+            repeat(thread, many), repeat(reply_to, many), granted, repeat(expires, many),
+        )  # fmt: skip

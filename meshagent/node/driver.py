@@ -749,12 +749,13 @@ class Driver:
         """The rows of the batch are durable: perform the rest of its turns. Or they are not."""
         batch, self._batch = self._batch, []
         if error is None:
+            effects = [*chain.from_iterable(batch)]
             try:
-                self._apply([*chain.from_iterable(batch)])
+                self._apply(effects)
             except (KeyboardInterrupt, SystemExit):
                 self._batch = batch  # whoever waits for it has to hear of that
                 raise
-            noted = notes + _noted(chain.from_iterable(batch))
+            noted = notes + _noted(effects)
             if noted and self._mesh is not None:
                 self._mesh.noted(noted)
         else:
@@ -915,7 +916,9 @@ class Driver:
             self.perform(self._mesh.on_timer(self.loop.time()))
 
 
-def _noted(effects: Iterable[Effect]) -> list[OutState | Delivered]:
+def _noted(effects: Sequence[Effect]) -> list[OutState | Delivered]:
+    if Note not in map(type, effects):
+        return []
     return [row for effect in effects if type(effect) is Note for row in effect.rows]
 
 

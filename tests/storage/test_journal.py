@@ -472,7 +472,7 @@ def test_a_commit_that_failed_takes_no_number(
     rows: list[Row] = [out(seq, text=text) for seq in range(2, 80)]
     if text:
         fails([PeerRow("a", b"", ())], "database.encode_row")
-    fails(rows, "mail.out_values" if text else "commits.CommitFile._write_directly")
+    fails(rows, "mail.out_values" if text else "direct.DirectWriter.append")
     database.write(rows)
     found = database.folded().mail.pending(PEER, 1, 99)
     assert [entry.seq for entry in found] == list(range(1, 80))
