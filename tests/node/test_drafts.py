@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from node.test_driver import BOB, node
+from node.test_driver import BOB, EVE, node
 
+from meshagent.core.messages import parse_body
 from meshagent.core.ports import OutRow, Row
 from meshagent.node.drafts import Drafts
 from meshagent.storage.memory import MemoryStore
@@ -19,9 +20,12 @@ class Counting(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.made: list[list[str]] = []
+        self.rows: dict[str, OutRow] = {}
 
     def commit_at_once(self, rows: Sequence[Row]) -> bool:
-        self.made.append([row.id for row in rows if isinstance(row, OutRow)])
+        new = {row.id: row for row in rows if isinstance(row, OutRow)}
+        self.made.append(list(new))
+        self.rows |= new
         return True
 
 
@@ -64,6 +68,37 @@ def test_many_that_come_together_share_a_commit_and_keep_their_order() -> None:
         assert store.made == [], "they did not come alone before"
         await asyncio.gather(*again)
         assert [len(each) for each in store.made] == [100]
+
+    run(script)
+
+
+def test_each_of_a_mixed_crowd_gets_receipts_for_what_it_handed_in_and_for_nothing_else() -> None:
+    async def script(drafts: Drafts, store: Counting) -> None:
+        bob, eve = BOB.agent, EVE.agent
+        crowd = [
+            drafts.hand_in([bob], ["first"]),  # which comes alone, and makes a crowd of the rest
+            drafts.hand_in([bob], ["plain"], data=[1], kind="note"),
+            drafts.hand_in([bob, eve], ["a", "b"], thread="t"),
+            drafts.hand_in([eve], [], reply_to="r"),
+            drafts.hand_in([eve], ["soon over"], ttl_s=60, reply_to="r"),
+        ]
+        receipts = await asyncio.gather(*crowd)
+        found = []
+        for of_one in receipts:
+            messages = [parse_body(store.rows[each.id].body) for each in of_one]
+            found.append([
+                (each.to, m.text, m.data, m.kind, m.thread, m.reply_to, bool(m.expires_ms))
+                for each, m in zip(of_one, messages, strict=True)
+            ])  # fmt: skip
+            assert [each.id for each in of_one] == [m.id for m in messages]
+        assert found == [
+            [(bob, "first", None, "text", "", "", False)],
+            [(bob, "plain", (1,), "note", "", "", False)],
+            [(to, text, None, "text", "t", "", False) for to in (bob, eve) for text in "ab"],
+            [],
+            [(eve, "soon over", None, "text", "", "r", True)],
+        ]
+        assert [len(each) for each in store.made] == [1, 6]
 
     run(script)
 
