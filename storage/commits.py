@@ -18,7 +18,7 @@ from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
-from meshagent.storage.direct import BLOCK_BYTES, DirectWriter, open_direct
+from meshagent.storage.direct import DirectWriter, open_direct
 from meshagent.storage.files import remove_quietly, sync_data, sync_folder
 
 __all__ = ["TAG_BYTES", "Commit", "CommitFile"]
@@ -89,11 +89,7 @@ class CommitFile:
             if end > self._size:
                 self._lengthen(min(FILE_BYTES_MAX, end + STEP_BYTES))
                 sync_data(self._file)
-            if (
-                self._direct is None
-                or end + -end % BLOCK_BYTES > self._size  # only where the file has blocks already
-                or not self._direct.append(data, self.used)
-            ):
+            if self._direct is None or not self._direct.append(data, self.used, self._size):
                 self._write(data, self.used)
                 sync_data(self._file)
         except OSError:

@@ -183,7 +183,7 @@ class Database:
         ):
             return False
         content = self.journal.packed(rows)
-        if len(content) > AT_ONCE_BYTES_MAX or is_long(content, len(rows)):
+        if not _is_short(content, rows):
             return False
         self._append(content, rows)
         return True

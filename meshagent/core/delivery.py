@@ -269,6 +269,7 @@ class Delivery:
             stream = self._peer(peer).out
             messages = list(map(_message, stretch))
             blobs = map(_blobs, messages) if any(map(_attached, messages)) else repeat(())
+            # The ids end first, so that no body is taken from those behind.
             fresh: list[OutRow] = list(map(_out_row, zip(
                 repeat(peer), repeat(self._epoch), count(stream.next_seq), map(_ident, messages),
                 bodies, map(_expires, messages), blobs, strict=False,

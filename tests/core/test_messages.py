@@ -118,6 +118,7 @@ def test_a_field_of_the_wrong_form_is_refused_on_both_sides(wrong: dict[str, Any
     )  # fmt: skip
     with pytest.raises(RemoteProtocolError):
         parse_body(body)
+    assert parse_texts([body]) == []
     assert parse_texts([pack_body(PLAIN), body, pack_body(PLAIN)]) == []
 
 
@@ -140,6 +141,7 @@ def test_what_is_more_than_a_text_is_not_taken_for_one(other: dict[str, Any]) ->
     assert parse_texts(bodies) == texts
     assert parse_texts(bodies[1:]) == texts[1:]
     for strange in (pack_body(PLAIN._replace(**other)), b"", pack(3), pack((*PLAIN, "later"))):
+        assert parse_texts([strange]) == []
         for at in range(3):
             assert parse_texts([*bodies[:at], strange, *bodies[at:]]) == []
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from meshagent.storage import direct as direct_module
-from meshagent.storage.direct import BLOCK_BYTES, DirectWriter, open_direct
+from meshagent.storage.direct import BLOCK_BYTES, BUFFER_BYTES, DirectWriter, open_direct
 
-FILE_BYTES = 64 * BLOCK_BYTES
+FILE_BYTES = 96 * BLOCK_BYTES
 
 
 @pytest.fixture
@@ -31,25 +30,43 @@ def writer(path: Path) -> DirectWriter:
     return writer
 
 
+def write_otherwise(path: Path, data: bytes, at: int) -> None:
+    """Through the cache."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
 def test_what_was_appended_is_there_and_all_before_it_is_as_it_was(
-    path: Path, writer: DirectWriter, monkeypatch: pytest.MonkeyPatch
+    path: Path, writer: DirectWriter
 ) -> None:
-    monkeypatch.setattr(direct_module, "BUFFER_BYTES", BLOCK_BYTES)  # it grows
     rng = random.Random(7)
     for _ in range(20):
         at, model = rng.choice([0, 5, BLOCK_BYTES, 3 * BLOCK_BYTES - 1]), path.read_bytes()
-        while at < FILE_BYTES - 4 * BLOCK_BYTES:
-            size = rng.choice([1, 400, BLOCK_BYTES - at % BLOCK_BYTES, BLOCK_BYTES, 9_000])
+        while at < FILE_BYTES - 2 * BUFFER_BYTES:
+            size = rng.choice(
+                [1, 400, BLOCK_BYTES - at % BLOCK_BYTES, BLOCK_BYTES, 9_000, BUFFER_BYTES]
+            )
             data = rng.randbytes(size)
-            if rng.random() < 0.2:  # somebody else writes, through the cache
-                with path.open("r+b") as other:
-                    other.seek(at)
-                    other.write(data)
+            if rng.random() < 0.2:
+                assert not writer.append(data, at, room=at)
+                write_otherwise(path, data, at)
             else:
-                assert writer.append(data, at)
+                assert writer.append(data, at, FILE_BYTES)
             assert path.read_bytes()[: at + size] == model[:at] + data
             at, model = at + size, path.read_bytes()
     assert len(model) == FILE_BYTES, "and it has not grown"
+    writer.close()
+
+
+def test_what_others_wrote_meanwhile_stays_though_it_ends_where_we_had_ended(
+    path: Path, writer: DirectWriter
+) -> None:
+    assert writer.append(b"first", 0, FILE_BYTES)
+    assert not writer.append(b"other", 0, room=BLOCK_BYTES - 1), "only where there are blocks"
+    write_otherwise(path, b"other", 0)
+    assert writer.append(b" third", 5, FILE_BYTES)
+    assert path.read_bytes()[:11] == b"other third"
     writer.close()
 
 
@@ -63,7 +80,7 @@ def test_it_is_durable_when_it_returns(
         return real(file, data, at)
 
     monkeypatch.setattr(os, "pwrite", pwrite)
-    assert writer.append(b"x", 0)
+    assert writer.append(b"x", 0, FILE_BYTES)
     assert [bool(each & os.O_DSYNC) for each in flags] == [True]
     writer.close()
 
@@ -72,7 +89,7 @@ def test_it_is_durable_when_it_returns(
 def test_what_can_not_be_written_so_is_left_to_others(
     path: Path, writer: DirectWriter, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert writer.append(b"first", 0)
+    assert writer.append(b"first", 0, FILE_BYTES)
 
     def pwrite(file: int, data: bytes, at: int) -> int:
         if number:
@@ -81,8 +98,8 @@ def test_what_can_not_be_written_so_is_left_to_others(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", pwrite)
-        assert not writer.append(b" second", 5)
-    assert writer.append(b" third", 5)
+        assert not writer.append(b" second", 5, FILE_BYTES)
+    assert writer.append(b" third", 5, FILE_BYTES)
     assert path.read_bytes()[:11] == b"first third"
     writer.close()
 
@@ -96,8 +113,8 @@ def test_a_disk_that_fails_is_heard_of(
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", pwrite)
         with pytest.raises(OSError, match="broken"):
-            writer.append(b"first", 0)
-    assert writer.append(b"first", 0)
+            writer.append(b"first", 0, FILE_BYTES)
+    assert writer.append(b"first", 0, FILE_BYTES)
     assert path.read_bytes()[:5] == b"first"
     writer.close()
 
