@@ -84,6 +84,11 @@ class Arrivals:
         shared.links.append(link)
         return None
 
+    @property
+    def has_departed(self) -> bool:
+        """Whether `settle` has something to tell."""
+        return bool(self._departed)
+
     def settle(self) -> tuple[list[LinkId], int]:
         """Links whose connection is gone, and how many went without ever sending a frame."""
         departed, self._departed = self._departed, []

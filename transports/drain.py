@@ -33,24 +33,22 @@ def has_frames(source: zmq.Socket[bytes]) -> bool:
 class Drain:
     """Calls `take` when the socket may have something; `take` returns True if it left some.
 
-    With `take_one`, that is called when the socket has spoken, and `take` when the loop has come
-    round: who waited for what came goes on before somebody looks whether there is more.
+    Its argument says whether the socket has spoken: then there is something, most likely.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         source: zmq.Socket[bytes],
-        take: Callable[[], bool],
-        take_one: Callable[[], bool] | None = None,
+        take: Callable[[bool], bool],
     ) -> None:
         self._loop = loop
         self._source = source
-        self._take, self._take_one = take, take_one
+        self._take = take
         self._due = False
         self._closed = False
         self._fd = int(source.getsockopt(zmq.FD))
-        loop.add_reader(self._fd, self._spoke)
+        loop.add_reader(self._fd, self._run, True)
         self.poke()  # libzmq speaks only of what comes after somebody has looked in vain
 
     def poke(self) -> None:
@@ -70,30 +68,24 @@ class Drain:
             self._closed = True
             self._loop.remove_reader(self._fd)
 
-    def _spoke(self) -> None:
-        if self._take_one is None:
-            self._run(self._take)
-        elif self._due:
-            self._run(self._take_one)
-        else:
-            self._due = True  # what is sent meanwhile need not look
-            try:
-                self._run(self._take_one)
-            finally:
-                self._loop.call_soon(self._again)  # behind those who were told
-
     def _again(self) -> None:
         self._due = False
         if not self._closed:
-            self._run(self._take)
+            self._run(False)
 
-    def _run(self, take: Callable[[], bool]) -> None:
+    def _run(self, spoke: bool) -> None:
+        due, self._due = self._due, True  # whoever sends meanwhile need not look: `take` does, last
+        left = True
         try:
-            if take():
-                self.poke()
+            left = self._take(spoke)
         except zmq.ZMQError:
+            left = False
             if not self._closed:
                 log.exception("A socket could not be read.")
+        finally:
+            self._due = due
+            if left:
+                self.poke()
 
 
 class Received:

@@ -66,7 +66,7 @@ class Door:
         self.drain.close()
         self._socket.close(linger=0)
 
-    def _take(self) -> bool:
+    def _take(self, _: bool) -> bool:
         for _ in range(TURN_REQUESTS_MAX):
             try:
                 request = self._socket.recv_multipart(zmq.NOBLOCK)

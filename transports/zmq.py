@@ -15,6 +15,7 @@ import resource
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import zmq
 
@@ -23,7 +24,7 @@ from meshagent.core.types import LinkId
 from meshagent.errors import LocalProtocolError, PortBusy
 from meshagent.transports import addresses
 from meshagent.transports.arrivals import Arrivals, cut_off
-from meshagent.transports.drain import Drain, FrameReader, Received
+from meshagent.transports.drain import Drain, FrameReader, Received, has_frames
 from meshagent.transports.limits import (
     DIALLED_DESCRIPTORS,
     INBOUND_DESCRIPTORS,
@@ -123,9 +124,7 @@ class ZmqTransport:
             self._context, "router", self._router, LISTENING_EVENTS, limits.monitor_events_max
         )
         self._reader = FrameReader(self._router, limits, routed=True)
-        self._frames = Drain(
-            self._loop, self._router, self._take_inbound, lambda: self._take_inbound(1)
-        )
+        self._frames = Drain(self._loop, self._router, self._take_inbound)
         self._drains.append(self._frames)
         self._drains.append(Drain(self._loop, self._monitor.socket, self._take_arrivals))
 
@@ -300,13 +299,8 @@ class ZmqTransport:
         line = Line(dealer, monitor, FrameReader(dealer, limits, routed=False))
 
         line.drains = [
-            Drain(
-                self._loop,
-                dealer,
-                lambda: self._take_dialled(entry, line),
-                lambda: self._take_dialled(entry, line, 1),
-            ),
-            Drain(self._loop, monitor.socket, lambda: self._take_events(entry, line)),
+            Drain(self._loop, dealer, partial(self._take_dialled, entry, line)),
+            Drain(self._loop, monitor.socket, lambda _: self._take_events(entry, line)),
         ]
         try:
             dealer.connect(f"tcp://{addresses.format_address(host, port)}")
@@ -325,24 +319,31 @@ class ZmqTransport:
     def _take_events(self, entry: Dialled, line: Line) -> bool:
         """What the monitor has, and then every frame that came before an end of which it tells."""
         self._read_events(entry, line)
-        return entry.line is line and bool(entry.end) and self._take_dialled(entry, line)
+        return entry.line is line and bool(entry.end) and self._take_dialled(entry, line, False)
 
-    def _take_dialled(self, entry: Dialled, line: Line, frames: int = 0) -> bool:
-        """Frames, as many as a turn may have; or so many, which are expected."""
-        expected = frames > 0 and entry.opened
-        frames, size = frames or self._limits.turn_frames_max, self._limits.turn_bytes_max
+    def _take_dialled(self, entry: Dialled, line: Line, expected: bool) -> bool:
+        """Frames, as many as a turn may have; or the one that is expected, so that who waited for
+        it goes on before more is read. Whether some are left."""
+        expected = expected and entry.opened
+        frames, size = self._limits.turn_frames_max, self._limits.turn_bytes_max
         while entry.line is line and frames > 0 and size > 0:
             received = line.reader.read(expected=expected)
             if received is None:
-                if not line.reader.skipping and entry.end:
-                    self._dialled_ended(entry, line)
-                return line.reader.skipping
+                return self._dialled_read(entry, line)
             if not entry.opened:  # the frame overtook the event, which libzmq made before it
                 self._read_events(entry, line)
             if entry.line is line:
                 self._received(entry, received)
+            if expected and entry.line is line:
+                return has_frames(line.dealer) or self._dialled_read(entry, line)
             frames, size = frames - 1, size - received.size
         return entry.line is line
+
+    def _dialled_read(self, entry: Dialled, line: Line) -> bool:
+        """Every frame that is here has been handed on; False, unless one is in the middle."""
+        if entry.end and not line.reader.skipping:
+            self._dialled_ended(entry, line)
+        return line.reader.skipping
 
     def _dialled_event(self, entry: Dialled, event: int) -> None:
         entry.end = dialled_end(event, opened=entry.opened)
@@ -361,24 +362,23 @@ class ZmqTransport:
 
     # Inbound links
 
-    def _take_arrivals(self) -> bool:
+    def _take_arrivals(self, _: bool) -> bool:
         """What the monitor has, and then every frame that came before the ends it tells of."""
         self._read_monitor()
-        return self._take_inbound()
+        return self._take_inbound(False)
 
-    def _take_inbound(self, frames: int = 0) -> bool:
+    def _take_inbound(self, expected: bool) -> bool:
         """As `_take_dialled`."""
-        expected = frames > 0
-        frames, size = frames or self._limits.turn_frames_max, self._limits.turn_bytes_max
+        frames, size = self._limits.turn_frames_max, self._limits.turn_bytes_max
         while self._running and frames > 0 and size > 0:
             received = self._reader.read(expected=expected)
             if received is None:
-                if not self._reader.skipping:
-                    self._settle()
-                return self._reader.skipping
+                return self._reader.skipping or self._settle()
             entry = self._routes.get(received.route) or self._admit(received)
             if entry is not None:
                 self._received(entry, received)
+            if expected and self._running:
+                return has_frames(self._router) or self._reader.skipping or self._settle()
             frames, size = frames - 1, size - received.size
         return self._running
 
@@ -419,8 +419,11 @@ class ZmqTransport:
             return "routing id"
         return "" if self._has_room() else "limit"
 
-    def _settle(self) -> None:
-        """All frames are read: now the ends that the monitor told of may be told on."""
+    def _settle(self) -> bool:
+        """All frames are read: now the ends that the monitor told of may be told on. Whoever hears
+        of one may use the socket, so True: somebody has to look again."""
+        if not self._arrivals.has_departed:
+            return False
         lost, silent = self._arrivals.settle()
         known = min(silent, self._door.turned_away)  # counted by their reason already
         self._door.turned_away -= known
@@ -428,6 +431,7 @@ class ZmqTransport:
             self.refused["outsider"] += silent - known
         for link in lost:
             self._end(link, "lost")
+        return bool(lost)
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(TICK_S, self._tick)
