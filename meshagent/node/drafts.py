@@ -61,10 +61,10 @@ class Drafts:
         self._driver, self._grant = driver, grant
         self._ids = MessageIds(random.Random(random.SystemRandom().getrandbits(128)))
         self._waiting: list[Draft] = []
-        self._gathering = False
-        """Something was handed in since the loop came round: what comes now goes with others."""
         self._alone = True
-        """The time before that, it was one."""
+        """The last time, it was one."""
+        self._moment = -1
+        """When that was taken in: what comes in the same moment goes with others."""
 
     def hand_in(
         self,
@@ -105,19 +105,18 @@ class Drafts:
         await kept
 
     def _add(self, draft: Draft) -> None:
-        if not self._gathering:
-            self._gathering = True
+        if self._alone and self._moment != self._driver.moment:
+            self._moment = self._driver.moment
+            self._accept([draft])
+            return
+        if not self._waiting:
             self._driver.loop.call_soon(self._come_round)
-            if self._alone:
-                self._accept([draft])
-                return
         self._waiting.append(draft)
 
     def _come_round(self) -> None:
         drafts, self._waiting = self._waiting[:CROWD_MAX], self._waiting[CROWD_MAX:]
-        self._alone = len(drafts) <= (0 if self._alone else 1)
-        self._gathering = bool(self._waiting)
-        if self._gathering:
+        self._alone = len(drafts) == 1 and not self._alone
+        if self._waiting:
             self._driver.loop.call_soon(self._come_round)
         if any(map(asyncio.Future.done, map(_kept, drafts))):  # somebody gave up
             drafts = [each for each in drafts if not each.kept.done()]

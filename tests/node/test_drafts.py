@@ -10,6 +10,7 @@ from node.test_driver import BOB, EVE, node
 
 from meshagent.core.messages import parse_body
 from meshagent.core.ports import OutRow, Row
+from meshagent.core.types import LinkId
 from meshagent.node.drafts import Drafts
 from meshagent.storage.memory import MemoryStore
 
@@ -44,12 +45,30 @@ def run(script: Callable[[Drafts, Counting], Coroutine[Any, Any, None]]) -> None
     asyncio.run(whole())
 
 
+async def next_moment(drafts: Drafts) -> None:
+    """Until the driver knows that the loop has come round."""
+    driver = drafts._driver
+    before = driver.moment
+    while driver.moment == before:
+        await asyncio.sleep(0)
+
+
 def test_a_message_that_comes_alone_is_durable_before_the_loop_comes_round() -> None:
     async def script(drafts: Drafts, store: Counting) -> None:
         for number in range(1, 4):
             assert drafts.hand_in([BOB.agent], ["alone"]).done()
             assert len(store.made) == number
-            await asyncio.sleep(0)
+            await next_moment(drafts)
+
+    run(script)
+
+
+def test_a_frame_that_came_shows_that_the_loop_has_come_round() -> None:
+    async def script(drafts: Drafts, store: Counting) -> None:
+        assert drafts.hand_in([BOB.agent], ["alone"]).done()
+        drafts._driver.link_received(LinkId(1), [b"whatever it is"])
+        assert drafts.hand_in([BOB.agent], ["alone again"]).done()
+        assert [len(each) for each in store.made] == [1, 1]
 
     run(script)
 
