@@ -30,6 +30,7 @@ from meshagent.core.effects import (
     Collect,
     CountUnread,
     Deliver,
+    Durable,
     Effect,
     Flush,
     Load,
@@ -248,25 +249,26 @@ class Delivery:
         stream = self._peer(peer).out
         return stream.epoch, stream.told_floor
 
-    def accept(self, peer: AgentId, message: Message) -> list[Effect]:
+    def accept(self, peer: AgentId, message: Message, now: float) -> list[Effect]:
         """Take responsibility for a message; it counts once the effects are performed."""
-        return self.accept_all([(peer, message)])
+        return self.accept_all([(peer, message)], now)
 
-    def accept_all(self, outgoing: Sequence[tuple[AgentId, Message]]) -> list[Effect]:
+    def accept_all(self, outgoing: Sequence[tuple[AgentId, Message]], now: float) -> list[Effect]:
         """Take responsibility for all of them, or raise and take none."""
         if self._pending + len(outgoing) > self._config.pending_max:
             raise LimitReached(
                 f"The outbox takes no more messages: {self.pending} are waiting.",
                 hint="Cancel what is no longer needed: meshagent outbox",
             )
-        return self._accept_all(outgoing)
+        return self._accept_all(outgoing, now)
 
-    def _accept_all(self, outgoing: Sequence[tuple[AgentId, Message]]) -> list[Effect]:
+    def _accept_all(self, outgoing: Sequence[tuple[AgentId, Message]], now: float) -> list[Effect]:
         bodies = iter(pack_bodies(list(map(_message, outgoing))))
         rows: list[Row] = []
-        flushes: dict[AgentId, Flush] = {}
+        effects: list[Effect] = [Persist(rows)]
         for peer, stretch in groupby(outgoing, _recipient):
-            stream = self._peer(peer).out
+            known = self._peer(peer)
+            stream = known.out
             messages = list(map(_message, stretch))
             blobs = map(_blobs, messages) if any(map(_attached, messages)) else repeat(())
             # The ids end first, so that no body is taken from those behind.
@@ -276,9 +278,25 @@ class Delivery:
             )))  # fmt: skip
             stream.add(fresh)
             rows += fresh
-            flushes[peer] = Flush(peer, self._epoch, stream.next_seq - 1)
+            if known.answer is None and stream.may_go_along(len(fresh)):
+                effects += self._send_along(peer, stream, now)
+            else:
+                effects.append(Flush(peer, self._epoch, stream.next_seq - 1))
         self._pending += len(rows)
-        return [Persist(rows), *flushes.values()]
+        return effects
+
+    def _send_along(self, peer: AgentId, stream: SendStream, now: float) -> list[Effect]:
+        """In the turn that makes them durable here, and so behind that."""
+        mail = stream.next_frame(goes_along=True)
+        ids, stream.first_sent = stream.first_sent, []
+        if stream.answer_due is None:
+            stream.answer_due = now + self._patience(stream)
+            self._timers.set(peer, stream.due)
+        return [
+            Send(peer, mail),
+            Durable(peer, stream.epoch, stream.sent),
+            ReceiptChanged(peer, ids, MessageState.SENT, ""),
+        ]
 
     def withdraw(
         self, peer: AgentId, seq: int, ident: str, state: MessageState, now_ms: int
@@ -404,6 +422,14 @@ class Delivery:
             seq = row.last if isinstance(row, Delivered) else row.seq
             if known is not None and known.out.noted < seq < known.out.floor:
                 known.out.noted = seq
+
+    def durable(self, peer: AgentId, epoch: bytes, upto: int, now: float) -> list[Effect]:
+        """The driver says that these are durable, which have gone along with that."""
+        stream = self._peer(peer).out
+        if epoch == stream.epoch and upto == stream.sent:
+            stream.durable = upto
+            return []
+        return self.flush(peer, epoch, upto, now)  # the link has been lost, or was too full
 
     def flush(self, peer: AgentId, epoch: bytes, upto: int, now: float) -> list[Effect]:
         """The driver says that all up to this number are durable."""
@@ -761,7 +787,7 @@ class Delivery:
         )  # fmt: skip
         news.other.append(Collect(arrival.peer, message))
 
-    def end(self, ended: Iterable[Ended], now_ms: int) -> list[Effect]:
+    def end(self, ended: Iterable[Ended], now: float, now_ms: int) -> list[Effect]:
         """Held messages have ended: handed out or dropped, and their senders told."""
         effects: list[Effect] = []
         for sender, message, state, reason in ended:
@@ -775,7 +801,7 @@ class Delivery:
                 effects.append(Persist([TurnedAway(sender, message.id)]))
             data = {"id": message.id, "state": state.value, "reason": reason[:TEXT_CHARACTERS_MAX]}
             word = Message(self._ids.next(now_ms), RECEIPT_KIND, "", now_ms, data)
-            effects += self._accept_all([(sender, word)])
+            effects += self._accept_all([(sender, word)], now)
         return effects + self._let_on()
 
     def _count_again(self) -> list[Effect]:

@@ -28,6 +28,7 @@ __all__ = [
     "ClosePartial",
     "CloseReader",
     "Dial",
+    "Durable",
     "Effect",
     "FinishBlob",
     "Note",
@@ -139,6 +140,14 @@ class CloneFound(NamedTuple):
 
 class Flush(NamedTuple):
     """Call `flush` for this peer now: what was accepted up to here, in this epoch, is durable."""
+
+    peer: AgentId
+    epoch: bytes
+    upto: int
+
+
+class Durable(NamedTuple):
+    """Call `durable` for this peer now: what was accepted up to here is so, and has just left."""
 
     peer: AgentId
     epoch: bytes
@@ -280,6 +289,7 @@ Effect = (
     | PeerChanged
     | CloneFound
     | Flush
+    | Durable
     | Load
     | CountUnread
     | Accepted

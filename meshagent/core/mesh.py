@@ -225,7 +225,7 @@ class Mesh:
         for peer in set(map(itemgetter(0), outgoing)):
             if self.links.link_to(peer) is None:
                 self.links.hurry(peer, now)
-        return self.delivery.accept_all(outgoing)  # nothing of it is for another engine
+        return self._route(self.delivery.accept_all(outgoing, now), now)
 
     def take(self, sender: AgentId, mail: Mail, now: float) -> list[Effect]:
         """Mail that was left in the spool."""
@@ -251,6 +251,13 @@ class Mesh:
         if self.delivery is None:
             return []
         return self._route(self.delivery.flush(peer, epoch, upto, now), now)
+
+    def durable(self, peer: AgentId, epoch: bytes, upto: int, now: float) -> list[Effect]:
+        """All messages to `peer` up to this number are durable, and have left."""
+        if self.delivery is None:
+            return []
+        then = self.delivery.durable(peer, epoch, upto, now)
+        return self._route(then, now) if then else then
 
     def loaded(self, peer: AgentId, entries: Sequence[OutEntry], now: float) -> list[Effect]:
         """What a Load read."""
@@ -380,7 +387,7 @@ class Mesh:
         """Held messages have ended, one way or the other."""
         if self.delivery is None or not ended:
             return []
-        effects = self.delivery.end(ended, self._wall_ms(now))
+        effects = self.delivery.end(ended, now, self._wall_ms(now))
         for each in ended:
             if each.state is not MessageState.DELIVERED:
                 blobs = {a.sha256 for a in each.message.attachments} - self._fetched

@@ -167,10 +167,24 @@ class SendStream:
         """Whether something in memory may leave: only what is durable here does."""
         return self.sent < self.durable and self.sent + 1 < self.floor + len(self.items)
 
-    def next_frame(self) -> Mail:
-        """The next batch for the wire, when `has_next`."""
+    def may_go_along(self, fresh: int) -> bool:
+        """Whether these, which were added last, are all that waits, and can leave in one frame as
+        soon as they are durable. What comes while a commit is under way shares a frame instead."""
+        before = self.next_seq - 1 - fresh
+        return (
+            self.greeted
+            and self.sent == self.durable == before
+            and self.loaded == before + fresh
+            and fresh <= MAIL_ITEMS_MAX
+            and self.loaded_bytes <= FRAME_BYTES_MAX
+            and not self.busy_until
+        )
+
+    def next_frame(self, goes_along: bool = False) -> Mail:
+        """The next batch for the wire, when `has_next`; or what `may_go_along`."""
         first = self.sent + 1
-        last = min(self.loaded, self.durable, self.sent + MAIL_ITEMS_MAX)
+        upto = self.loaded if goes_along else min(self.loaded, self.durable)
+        last = min(upto, self.sent + MAIL_ITEMS_MAX)
         items = list(islice(self.items, first - self.floor, last + 1 - self.floor))
         if self.loaded_bytes > FRAME_BYTES_MAX:
             sizes = accumulate(_sizes(items))

@@ -32,6 +32,7 @@ from meshagent.core.effects import (
     CountUnread,
     Deliver,
     Dial,
+    Durable,
     Effect,
     Flush,
     Load,
@@ -166,7 +167,7 @@ class Driver:
         self.limits = limits or AttachmentLimits()
         self._room = room
         self.receipts = ReceiptBook()
-        self.mail_came = asyncio.Event()
+        self._mail_came: asyncio.Event | None = None
         self.inbox_start = 0
         self._house = asyncio.Event()
         self._counting: asyncio.Task[None] | None = None
@@ -426,6 +427,13 @@ class Driver:
     def _hold(self, delivery: Delivery, unread: int) -> None:
         if self._mesh is not None and self._mesh.delivery is delivery:
             self.perform(self._mesh.inbox_holds(unread, self.loop.time()))
+
+    @property
+    def mail_came(self) -> asyncio.Event:
+        """Set when mail comes: all who wait hold the same; who comes later waits for the next."""
+        if self._mail_came is None:
+            self._mail_came = asyncio.Event()
+        return self._mail_came
 
     async def wait_for_mail(self, came: asyncio.Event) -> bool:
         """Until mail comes after `came` was taken from us; False when the node ends instead."""
@@ -811,6 +819,11 @@ class Driver:
                 link, frame = effect
                 if not self._transport.send(link, encode(frame)) and self._mesh is not None:
                     self._mesh.not_sent(link, frame, self.loop.time())
+            elif type(effect) is Durable:
+                if self._mesh is not None and (
+                    then := self._mesh.durable(*effect, self.loop.time())
+                ):
+                    self.perform(then)
             elif type(effect) is Flush:
                 peer, epoch, upto = effect
                 flush[peer, epoch] = upto
@@ -878,10 +891,9 @@ class Driver:
                         self.post.pending(peer.agent)
                 case CloneFound(stop, where):
                     self._clone_found(stop, where)
-        if came:
-            # Everyone who waits holds this very event; who comes later waits for the next one.
-            self.mail_came.set()
-            self.mail_came = asyncio.Event()
+        if came and self._mail_came is not None:
+            self._mail_came.set()
+            self._mail_came = None
 
     def _clone_found(self, stop: bool, where: str) -> None:
         self.log.warning("a copy of this agent runs elsewhere (%s)", where)

@@ -15,6 +15,7 @@ from meshagent.core.effects import (
     Accepted,
     CountUnread,
     Deliver,
+    Durable,
     Effect,
     Flush,
     Load,
@@ -99,7 +100,7 @@ class PostNode:
         ident = self.ids.next(now_ms)
         message = Message(ident, kind, text, now_ms, expires_ms=expires_ms)
         try:
-            self.perform([*self.engine.accept(to, message), Accepted((to, ident))])
+            self.perform([*self.engine.accept(to, message, self.world.now), Accepted((to, ident))])
         except LimitReached:
             self.world.say(f"{self.name} could not accept")
             return ""
@@ -245,6 +246,9 @@ class PostNode:
                         engine.not_sent(to, frame, self.world.now)
                 case Flush(peer, epoch, upto):
                     self.perform(engine.flush(peer, epoch, upto, self.world.now))
+                case Durable(peer, epoch, upto):
+                    if then := engine.durable(peer, epoch, upto, self.world.now):
+                        self.perform(then)
                 case Load():
                     delay_s = self.world.rng.uniform(*READ_S)
                     self.world.plan(delay_s, self._read, self.life, effect)

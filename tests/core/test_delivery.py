@@ -16,6 +16,7 @@ from meshagent.core.delivery import Delivery, DeliveryConfig
 from meshagent.core.effects import (
     CountUnread,
     Deliver,
+    Durable,
     Effect,
     Flush,
     Load,
@@ -72,7 +73,7 @@ class Desk:
         for _ in range(count):
             message = Message(f"m{len(self.messages) + 1}", "text", "hello", 1, **fields)
             self.messages.append(message)
-            self.engine.accept(PEER, message)
+            effects += self.engine.accept(PEER, message, now)
             effects += self.engine.flush(PEER, self.epoch, len(self.messages), now)
         return effects
 
@@ -144,9 +145,42 @@ def starts_over(effects: Sequence[Effect]) -> bool:
 
 def test_nothing_is_sent_before_it_is_durable() -> None:
     desk = Desk().link()
-    effects = desk.engine.accept(PEER, Message("m", "text", "", 1))
-    assert [type(each) for each in effects] == [Persist, Flush]
-    assert numbers(desk.engine.flush(PEER, EPOCH, 1, 0.0)) == [1]
+    effects = desk.engine.accept(PEER, Message("m", "text", "", 1), 0.0)
+    assert [type(each) for each in effects] == [Persist, Send, Durable, ReceiptChanged]
+    assert numbers(effects) == [1], "in the same turn, and so behind its row"
+    assert desk.engine.durable(PEER, EPOCH, 1, 0.0) == [], "it has left"
+
+
+def test_what_comes_while_a_commit_is_under_way_shares_a_frame() -> None:
+    desk = Desk().link()
+    assert numbers(desk.engine.accept(PEER, Message("m1", "text", "", 1), 0.0)) == [1]
+    for ident in ("m2", "m3"):
+        effects = desk.engine.accept(PEER, Message(ident, "text", "", 1), 0.0)
+        assert [type(each) for each in effects] == [Persist, Flush]
+    assert desk.engine.durable(PEER, EPOCH, 1, 0.0) == []
+    (mail,) = mails(desk.engine.flush(PEER, EPOCH, 3, 0.1))
+    assert (mail.first, len(mail.items)) == (2, 2)
+
+
+def test_what_left_with_its_own_commit_is_not_sent_again_before_that_has_ended() -> None:
+    """A slow disk: its time to be answered is up, or its link is another, before it is durable."""
+    desk = Desk().link()
+    assert numbers(desk.write(1)) == [1]
+    assert numbers(desk.engine.accept(PEER, Message("m2", "text", "", 1), 0.0)) == [2]
+    assert numbers(desk.engine.on_timer(60.0)) == [1]
+    desk.engine.connected(PEER, 61.0)
+    assert numbers(desk.answer(0, NOTHING, now=61.0)) == [1]
+    assert numbers(desk.engine.durable(PEER, EPOCH, 2, 62.0)) == [2]
+
+
+def test_what_the_link_had_no_room_for_leaves_later_though_it_went_along() -> None:
+    desk = Desk().link()
+    (mail,) = mails(desk.engine.accept(PEER, Message("m", "text", "", 1), 0.0))
+    desk.engine.not_sent(PEER, mail, 0.0)
+    assert numbers(desk.engine.durable(PEER, EPOCH, 1, 0.0)) == [], "the link is full"
+    due = desk.engine.deadline()
+    assert due is not None
+    assert numbers(desk.engine.on_timer(due)) == [1]
 
 
 def test_nothing_is_sent_before_the_peer_has_said_what_it_has() -> None:
@@ -485,7 +519,7 @@ def test_a_full_outbox_refuses() -> None:
     desk = Desk(DeliveryConfig(pending_max=2))
     desk.write(2)
     with pytest.raises(LimitReached, match="2 are waiting"):
-        desk.engine.accept(PEER, Message("m", "text", "", 1))
+        desk.engine.accept(PEER, Message("m", "text", "", 1), 0.0)
     assert desk.engine.pending == 2
 
 
@@ -799,9 +833,10 @@ def test_what_was_on_a_lost_link_goes_over_the_other_one_at_once() -> None:
     in_use = mesh.links.link_to(peer.agent)
     assert in_use is not None
     mesh.received(in_use, MailAck(bytes(EPOCH_BYTES), 0, NOTHING), 0.2)
-    mesh.accept([(peer.agent, Message("m", "text", "", 1))], 0.2)
+    effects = mesh.accept([(peer.agent, Message("m", "text", "", 1))], 0.2)
+    assert Mail in {type(e.frame) for e in effects if _is_sent(e)}
     epoch, _ = mesh.numbers(peer.agent) or (b"", 0)
-    assert Mail in {type(e.frame) for e in mesh.flush(peer.agent, epoch, 1, 0.2) if _is_sent(e)}
+    assert mesh.durable(peer.agent, epoch, 1, 0.2) == []
     effects = mesh.closed(in_use, "lost", 0.3)
     (other,) = {1, 2} - {in_use}
     asked = [e for e in effects if _is_sent(e) and e.link == other and type(e.frame) is Mail]
@@ -873,7 +908,7 @@ def test_who_offers_too_much_waits_with_its_files_and_not_with_its_texts() -> No
     effects = desk.engine.take(mail(1, with_file("theirs", 0), body("text")), other, 0)
     assert [(each.upto, each.mode) for each in acks(effects)] == [(2, 0)]
     ended = desk.engine.parcels.ready((0).to_bytes(32, "big"))
-    assert [each.to for each in desk.engine.end(ended, 0) if isinstance(each, Send)] == [PEER]
+    assert [each.to for each in desk.engine.end(ended, 0.0, 0) if isinstance(each, Send)] == [PEER]
     (ack,) = acks(take(desk, mail(upto + 2, with_file("more", upto), body("behind"))))
     assert (ack.upto, ack.mode) == (upto + 3, 0)
 
@@ -884,6 +919,6 @@ def test_who_takes_none_of_our_words_gets_no_more_of_them(monkeypatch: pytest.Mo
     for number in range(3):
         (ack,) = acks(take(desk, mail(number + 1, with_file(f"m{number}", number))))
         assert ack.mode == 0
-        desk.engine.end(desk.engine.parcels.failed(number.to_bytes(32, "big"), "no"), 0)
+        desk.engine.end(desk.engine.parcels.failed(number.to_bytes(32, "big"), "no"), 0.0, 0)
     (ack,) = acks(take(desk, mail(4, with_file("m3", 3))))
     assert (ack.upto, ack.mode) == (3, 1)

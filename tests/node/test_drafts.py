@@ -49,7 +49,7 @@ async def next_moment(drafts: Drafts) -> None:
     """Until the driver knows that the loop has come round."""
     driver = drafts._driver
     before = driver.moment
-    while driver.moment == before:
+    while driver.moment == before:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0)
 
 

@@ -28,7 +28,7 @@ from meshagent.core.frames import (
     Mail,
     MailAck,
 )
-from meshagent.core.messages import PROGRESS, RECEIPT_KIND, Message, MessageState
+from meshagent.core.messages import PROGRESS, RECEIPT_KIND, MessageState
 from meshagent.core.outgoing import WITHDRAWN, SendStream
 from meshagent.core.ports import InRow, OutEntry, Row, Watermark
 from meshagent.core.types import AgentId
@@ -922,12 +922,6 @@ def sends_early(kind: type) -> Callable[[PostNode, list[Effect]], None]:
     return mutant
 
 
-def durable_at_once(self: Delivery, peer: AgentId, message: Message) -> list[Effect]:
-    effects = accept(self, peer, message)
-    out = self._peers[peer].out
-    return effects + self.flush(peer, out.epoch, out.next_seq - 1, 0.0)
-
-
 def greeted_by_any(
     self: Delivery, ack: MailAck, peer: AgentId, now: float, now_ms: int
 ) -> list[Effect]:
@@ -993,10 +987,7 @@ MUTANTS: dict[str, tuple[Callable[[int], None], list[tuple[object, str, object]]
     "acknowledges before the commit": (
         whole_trouble, [(PostNode, "perform", sends_early(MailAck))],
     ),
-    "sends before the commit": (
-        whole_trouble,
-        [(PostNode, "perform", sends_early(Mail)), (Delivery, "accept", durable_at_once)],
-    ),
+    "sends before the commit": (whole_trouble, [(PostNode, "perform", sends_early(Mail))]),
     "reports accepted before the commit": (whole_trouble, [(PostNode, "perform", accepts_early)]),
     "loses what was not synced": (
         whole_trouble,
