@@ -21,7 +21,13 @@ from meshagent.storage.backup import Snapshot
 from meshagent.storage.decay import damaged_mail
 from meshagent.storage.files import mapped_errors, storage_error
 from meshagent.storage.history import History
-from meshagent.storage.journal import JOURNAL_BYTES_MAX, Journal, is_long, rows_in_table
+from meshagent.storage.journal import (
+    JOURNAL_BYTES_MAX,
+    NEVER_LONG_BYTES,
+    Journal,
+    is_long,
+    rows_in_table,
+)
 from meshagent.storage.mail import MailTables
 from meshagent.storage.mounts import is_network_filesystem, mounted_filesystem
 from meshagent.storage.schema import (
@@ -183,7 +189,7 @@ class Database:
         ):
             return False
         content = self.journal.packed(rows)
-        if not _is_short(content, rows):
+        if len(content) > NEVER_LONG_BYTES and not _is_short(content, rows):
             return False
         self._append(content, rows)
         return True

@@ -43,13 +43,21 @@ if TYPE_CHECKING:
 
     from meshagent.storage.database import Database
 
-__all__ = ["COMMITS_ENDING", "JOURNAL_BYTES_MAX", "Journal", "is_long", "rows_in_table"]
+__all__ = [
+    "COMMITS_ENDING",
+    "JOURNAL_BYTES_MAX",
+    "NEVER_LONG_BYTES",
+    "Journal",
+    "is_long",
+    "rows_in_table",
+]
 
 COMMITS_ENDING = "-commits"  # of the file's name, behind the database's
 
 JOURNAL_BYTES_MAX = 4 * 1024 * 1024  # in memory too: some 12,000 short messages
 LONG_BYTES = 1024  # a row, on average of
 MANY = 16  # at the least: the delay of one message counts more than what it takes to write it
+NEVER_LONG_BYTES = LONG_BYTES * MANY  # however few the rows are
 FOLD_BYTES = 256 * 1024  # at a time: some ms, then a commit that waits has its turn
 
 _MARK_KEY = "journal"
@@ -82,6 +90,8 @@ class Journal:
         self._folded = -1
         """Up to here the tables hold all; less than nothing while nobody has looked."""
         self._pack = msgpack.Packer().pack
+        self.has_room = self._file.has_room
+        """Whether the file takes a commit of so many bytes."""
         self._waiting: deque[_Entry] = deque()
         self._gone = 0
         """How many have left it since it was made."""
@@ -155,10 +165,6 @@ class Journal:
         if not self.has_room(len(content)):
             return None
         return None if is_long(content, len(rows)) and self.size <= FOLD_BYTES else content
-
-    def has_room(self, size: int) -> bool:
-        """Whether the file takes a commit of so many bytes."""
-        return self._file.has_room(size)
 
     def packed(self, rows: Sequence[Row]) -> bytes:
         """The rows of a commit, as they are kept."""

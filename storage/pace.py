@@ -24,7 +24,7 @@ LATEST_QUICK = 2  # of those elsewhere that were quicker than the average
 
 
 class Pace:
-    """How long the latest commits took. Times are of the loop's clock."""
+    """How long the latest commits took. Times are of one clock that never goes back."""
 
     def __init__(self) -> None:
         self._average: float | None = None

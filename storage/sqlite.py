@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from time import monotonic  # the loop's own clock has one more call around it
 from typing import Any, NamedTuple, TypeVar
 
 from meshagent.core.ports import (
@@ -111,7 +112,7 @@ class SqliteStore:
     def commit_at_once(self, rows: Sequence[Row]) -> bool:
         """As `commit`, before this returns; False when that might hold up the loop."""
         try:
-            return self._working().commit_at_once(rows)
+            return (self._worker or self._working()).commit_at_once(rows)
         except MeshError:
             raise
         except Exception as error:
@@ -316,12 +317,13 @@ class _Worker:
 
     def commit_at_once(self, rows: Sequence[Row]) -> bool:
         """In this thread, which is the loop's, if nothing is in the way and it will be short."""
-        began = self._loop.time()
+        began = monotonic()
         if self._untold or not self._pace.allows(began) or not self._database.write_at_once(rows):
             return False
-        self._committed_at = self._loop.time()
+        self._committed_at = monotonic()
         self._pace.took(began, self._committed_at)
-        self._tidy_later()
+        if self._tidying is None:
+            self._tidy_later()
         return True
 
     def _tidy_later(self) -> None:
@@ -332,11 +334,10 @@ class _Worker:
 
     def _tidy(self) -> None:
         self._tidying = None
-        quiet_at = self._committed_at + QUIET_S
         if self._untold:
             return  # who hears of it comes back to this
-        if self._loop.time() < quiet_at:
-            self._tidying = self._loop.call_at(quiet_at, self._tidy)
+        if (left_s := self._committed_at + QUIET_S - monotonic()) > 0:
+            self._tidying = self._loop.call_later(left_s, self._tidy)
         else:
             self._put(_Call(_fold_some, self._tidied))
 
@@ -411,12 +412,12 @@ class _Worker:
 
     def _do(self, group: Sequence[_Job]) -> None:
         """Perform it, and tell the loop."""
-        began = self._loop.time()
+        began = monotonic()
         outcomes = _run(self._database, group)
         rows = sum([len(job.rows) for job in group if isinstance(job, _Commit)])
         # A loop that is closed has nobody left who waits.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._hear, outcomes, rows, began, self._loop.time())
+            self._loop.call_soon_threadsafe(self._hear, outcomes, rows, began, monotonic())
 
     def _hear(self, outcomes: Sequence[_Outcome], rows: int, began: float, ended: float) -> None:
         self._untold -= len(outcomes)

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import zmq
+from zmq.backend import Socket
 
 from meshagent.core.ports import LinkEvents
 from meshagent.core.types import LinkId
@@ -47,6 +48,8 @@ the next one, where it would else return the memory of each large part to the sy
 it anew, 256 page faults for a MiB."""
 
 _MORE, _LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)  # made once: a part each costs
+
+_send_part = Socket.send  # pyzmq's own beneath what it adds for sockets of other kinds
 
 TICK_S = 1.0
 """The safety tick: an edge that was missed, against all reasoning, costs a second."""
@@ -450,8 +453,8 @@ def _send(through: zmq.Socket[bytes], parts: Sequence[bytes | memoryview]) -> bo
     """libzmq refuses a frame at its first part or takes it whole."""
     try:
         for part in parts[:-1]:
-            through.send(part, _MORE)
-        through.send(parts[-1], _LAST)
+            _send_part(through, part, _MORE)
+        _send_part(through, parts[-1], _LAST)
     except zmq.ZMQError as error:
         if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
             log.warning("A frame could not be sent: %s", error)

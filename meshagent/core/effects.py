@@ -62,14 +62,13 @@ class Note(NamedTuple):
     urgent: bool = False
 
 
-def must_wait(effects: Sequence[Effect]) -> bool:
+def must_wait(effects: Iterable[Effect]) -> bool:
     """Whether something of this turn has to be durable before the rest happens."""
-    kinds = set(map(type, effects))
-    return Persist in kinds or (Note in kinds and _is_urgent(effects))
-
-
-def _is_urgent(effects: Iterable[Effect]) -> bool:
-    return any(effect.urgent for effect in effects if type(effect) is Note)
+    for effect in effects:
+        kind = type(effect)
+        if kind is Persist or (kind is Note and effect.urgent):  # type: ignore[union-attr]
+            return True
+    return False
 
 
 def may_pass(effects: Iterable[Effect]) -> bool:

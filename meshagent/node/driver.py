@@ -761,7 +761,7 @@ class Driver:
         """The rows of the batch are durable: perform the rest of its turns. Or they are not."""
         batch, self._batch = self._batch, []
         if error is None:
-            effects = [*chain.from_iterable(batch)]
+            effects = batch[0] if len(batch) == 1 else [*chain.from_iterable(batch)]
             try:
                 self._apply(effects)
             except (KeyboardInterrupt, SystemExit):
@@ -835,13 +835,15 @@ class Driver:
                     self.log.warning(OLDER_COPY)
             elif type(effect) is not Note:
                 self._apply_rare(effect, collect)
-        for (peer, epoch), upto in flush.items():
-            if self._mesh is not None:
-                self.perform(self._mesh.flush(peer, epoch, upto, self.loop.time()))
-            self.post.pending(peer)
+        if flush:
+            for (peer, epoch), upto in flush.items():
+                if self._mesh is not None:
+                    self.perform(self._mesh.flush(peer, epoch, upto, self.loop.time()))
+                self.post.pending(peer)
         if collect:
             self._collect(collect)
-        _answer(accepted, None)
+        if accepted:
+            _answer(accepted, None)
         if reports:
             self._report(reports)
 
@@ -933,10 +935,12 @@ class Driver:
             self.perform(self._mesh.on_timer(self.loop.time()))
 
 
-def _noted(effects: Sequence[Effect]) -> list[OutState | Delivered]:
-    if Note not in map(type, effects):
-        return []
-    return [row for effect in effects if type(effect) is Note for row in effect.rows]
+def _noted(effects: Iterable[Effect]) -> list[OutState | Delivered]:
+    rows: list[OutState | Delivered] = []
+    for effect in effects:
+        if type(effect) is Note:
+            rows += effect.rows
+    return rows
 
 
 def _rows(effects: Iterable[Effect]) -> list[Row]:
