@@ -58,6 +58,7 @@ from meshagent.core.messages import (
     body_hash,
     is_id,
     pack_bodies,
+    pack_body,
     parse_body,
     parse_texts,
 )
@@ -135,8 +136,15 @@ class Correspondent:
         answer = self.answer
         if answer is None:
             return False
-        named = last_that_came(answer.upto, dict(answer.exceptions))
+        named = self.named
         return named >= self.out.floor and (named, answer.last) != self.checked
+
+    @property
+    def named(self) -> int:
+        """The number of the message whose hash the answer has."""
+        assert self.answer is not None, "nothing was answered"
+        upto, exceptions = self.answer.upto, self.answer.exceptions
+        return last_that_came(upto, dict(exceptions)) if exceptions else upto
 
 
 class Arrival(NamedTuple):
@@ -251,39 +259,53 @@ class Delivery:
 
     def accept(self, peer: AgentId, message: Message, now: float) -> list[Effect]:
         """Take responsibility for a message; it counts once the effects are performed."""
-        return self.accept_all([(peer, message)], now)
+        self._check_room(1)
+        return self._accept(peer, message, now)
+
+    def _accept(self, peer: AgentId, message: Message, now: float) -> list[Effect]:
+        """With the least of code: what comes alone is waited for."""
+        body, blobs = pack_body(message), _blobs(message) if message.attachments else ()
+        known = self._peer(peer)
+        number, expires_ms = known.out.next_seq, message.expires_ms
+        row = _out_row((peer, self._epoch, number, message.id, body, expires_ms, blobs))
+        return [Persist([row]), *self._add(known, peer, [row], now)]
+
+    def _add(
+        self, known: Correspondent, peer: AgentId, fresh: list[OutRow], now: float
+    ) -> list[Effect]:
+        """New rows of one peer's stream; what they bring once they are durable."""
+        stream = known.out
+        stream.add(fresh)
+        self._pending += len(fresh)
+        if known.answer is None and stream.may_go_along(len(fresh)):
+            return self._send_along(peer, stream, now)
+        return [Flush(peer, self._epoch, stream.next_seq - 1)]
 
     def accept_all(self, outgoing: Sequence[tuple[AgentId, Message]], now: float) -> list[Effect]:
         """Take responsibility for all of them, or raise and take none."""
-        if self._pending + len(outgoing) > self._config.pending_max:
-            raise LimitReached(
-                f"The outbox takes no more messages: {self.pending} are waiting.",
-                hint="Cancel what is no longer needed: meshagent outbox",
-            )
-        return self._accept_all(outgoing, now)
-
-    def _accept_all(self, outgoing: Sequence[tuple[AgentId, Message]], now: float) -> list[Effect]:
+        self._check_room(len(outgoing))
         bodies = iter(pack_bodies(list(map(_message, outgoing))))
         rows: list[Row] = []
         effects: list[Effect] = [Persist(rows)]
         for peer, stretch in groupby(outgoing, _recipient):
             known = self._peer(peer)
-            stream = known.out
             messages = list(map(_message, stretch))
             blobs = map(_blobs, messages) if any(map(_attached, messages)) else repeat(())
             # The ids end first, so that no body is taken from those behind.
             fresh: list[OutRow] = list(map(_out_row, zip(
-                repeat(peer), repeat(self._epoch), count(stream.next_seq), map(_ident, messages),
+                repeat(peer), repeat(self._epoch), count(known.out.next_seq), map(_ident, messages),
                 bodies, map(_expires, messages), blobs, strict=False,
             )))  # fmt: skip
-            stream.add(fresh)
             rows += fresh
-            if known.answer is None and stream.may_go_along(len(fresh)):
-                effects += self._send_along(peer, stream, now)
-            else:
-                effects.append(Flush(peer, self._epoch, stream.next_seq - 1))
-        self._pending += len(rows)
+            effects += self._add(known, peer, fresh, now)
         return effects
+
+    def _check_room(self, many: int) -> None:
+        if self._pending + many > self._config.pending_max:
+            raise LimitReached(
+                f"The outbox takes no more messages: {self.pending} are waiting.",
+                hint="Cancel what is no longer needed: meshagent outbox",
+            )
 
     def _send_along(self, peer: AgentId, stream: SendStream, now: float) -> list[Effect]:
         """In the turn that makes them durable here, and so behind that."""
@@ -525,7 +547,7 @@ class Delivery:
             known.answer = None
             return []
         if known.unproven:
-            named = last_that_came(ack.upto, dict(ack.exceptions))
+            named = known.named
             item = stream.find(named)
             if item is None:
                 item = next((each for each in fresh if each.seq == named), None)
@@ -801,7 +823,7 @@ class Delivery:
                 effects.append(Persist([TurnedAway(sender, message.id)]))
             data = {"id": message.id, "state": state.value, "reason": reason[:TEXT_CHARACTERS_MAX]}
             word = Message(self._ids.next(now_ms), RECEIPT_KIND, "", now_ms, data)
-            effects += self._accept_all([(sender, word)], now)
+            effects += self._accept(sender, word, now)
         return effects + self._let_on()
 
     def _count_again(self) -> list[Effect]:

@@ -222,10 +222,18 @@ class Mesh:
                 "Messages can't be kept now: the disk does not answer.",
                 hint="See 'meshagent status'; it goes on by itself when the disk is well.",
             )
+        if len(outgoing) == 1:
+            ((peer, message),) = outgoing
+            self._hurry(peer, now)
+            return self._route(self.delivery.accept(peer, message, now), now)
         for peer in set(map(itemgetter(0), outgoing)):
-            if self.links.link_to(peer) is None:
-                self.links.hurry(peer, now)
+            self._hurry(peer, now)
         return self._route(self.delivery.accept_all(outgoing, now), now)
+
+    def _hurry(self, peer: AgentId, now: float) -> None:
+        """Somebody has something to say to it."""
+        if self.links.link_to(peer) is None:
+            self.links.hurry(peer, now)
 
     def take(self, sender: AgentId, mail: Mail, now: float) -> list[Effect]:
         """Mail that was left in the spool."""

@@ -137,6 +137,10 @@ class MessageIds:
         return ids
 
 
+_UNPACKABLE = (TypeError, ValueError, OverflowError, RecursionError)
+"""What msgpack raises for data that it has no form for."""
+
+
 def body_hash(body: bytes) -> bytes:
     """Names a body on the wire: an ack carries it, so that no ack can be for another message."""
     return hashlib.sha256(body).digest()[:HASH_BYTES]
@@ -144,7 +148,12 @@ def body_hash(body: bytes) -> bytes:
 
 def pack_body(message: Message) -> bytes:
     """The bytes that travel and are kept; a message too large for them is refused here."""
-    (body,) = pack_bodies((message,))
+    try:
+        body = pack(message)
+    except _UNPACKABLE as error:
+        raise _unsendable(error) from None
+    if len(body) > INLINE_BYTES_MAX or not _is_only_text(message):
+        _check(message, body)
     return body
 
 
@@ -152,12 +161,16 @@ def pack_bodies(messages: Sequence[Message]) -> list[bytes]:
     """As `pack_body`, for many."""
     try:
         bodies = pack_all(messages)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise UsageError(f"The message's data can't be sent: {error}.", hint=_DATA_HINT) from None
+    except _UNPACKABLE as error:
+        raise _unsendable(error) from None
     if not _are_only_texts(messages) or max(map(len, bodies)) > INLINE_BYTES_MAX:
         for message, body in zip(messages, bodies, strict=True):
             _check(message, body)
     return bodies
+
+
+def _unsendable(error: Exception) -> UsageError:
+    return UsageError(f"The message's data can't be sent: {error}.", hint=_DATA_HINT)
 
 
 def _check(message: Message, body: bytes) -> None:

@@ -174,7 +174,7 @@ class SendStream:
         return (
             self.greeted
             and self.sent == self.durable == before
-            and self.loaded == before + fresh
+            and self.floor + len(self.items) == self.next_seq
             and fresh <= MAIL_ITEMS_MAX
             and self.loaded_bytes <= FRAME_BYTES_MAX
             and not self.busy_until
@@ -183,8 +183,8 @@ class SendStream:
     def next_frame(self, goes_along: bool = False) -> Mail:
         """The next batch for the wire, when `has_next`; or what `may_go_along`."""
         first = self.sent + 1
-        upto = self.loaded if goes_along else min(self.loaded, self.durable)
-        last = min(upto, self.sent + MAIL_ITEMS_MAX)
+        upto = self.next_seq - 1 if goes_along else self.durable
+        last = min(self.loaded, upto, self.sent + MAIL_ITEMS_MAX)
         items = list(islice(self.items, first - self.floor, last + 1 - self.floor))
         if self.loaded_bytes > FRAME_BYTES_MAX:
             sizes = accumulate(_sizes(items))
