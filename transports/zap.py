@@ -67,7 +67,7 @@ class Door:
         self._socket.close(linger=0)
 
     def _take(self, _: bool) -> bool:
-        for _ in range(TURN_REQUESTS_MAX):
+        for _turn in range(TURN_REQUESTS_MAX):
             try:
                 request = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -25,6 +24,7 @@ from meshagent.core.frames import (
     Frame,
     Payload,
     Pieces,
+    field_names,
 )
 from meshagent.errors import RemoteProtocolError
 
@@ -33,10 +33,7 @@ __all__ = ["decode", "encode", "pack", "pack_all", "unpack", "unpack_short"]
 CONTAINER_ITEMS_MAX = 8192  # the largest list in the grammar is a Sync digest of 4096
 
 # The values of a frame of each kind, and its code behind them: with that it is never one alone.
-_values = {
-    kind: attrgetter(*[field.name for field in fields(kind)], "code")  # type: ignore[arg-type]
-    for kind in FRAMES.values()
-}
+_values = {kind: attrgetter(*field_names(kind), "code") for kind in FRAMES.values()}
 
 
 class _Packing(threading.local):
@@ -100,6 +97,8 @@ def unpack_short(datas: Sequence[bytes | None]) -> list[Any]:
 
 def encode(frame: Frame) -> list[bytes | memoryview]:
     """The parts of `frame` as they go on the wire."""
+    if isinstance(frame, tuple):
+        return [pack((frame.code, *frame))]
     *values, code = _values[type(frame)](frame)
     if frame.parts == 1:
         return [pack((code, *values))]
@@ -125,6 +124,10 @@ def decode(parts: Sequence[bytes | memoryview]) -> Frame | None:
     header = unpack(parts[0])
     if type(header) is not tuple or not header or type(header[0]) is not int:
         raise RemoteProtocolError("A frame begins with a list whose first item is its code.")
+    if len(parts) == 1 and header[0] in GLANCES:
+        made_of, is_one = GLANCES[header[0]]
+        if is_one(header):
+            return made_of(header[1:])
     kind = FRAMES.get(header[0])
     if kind is None:
         if header[0] >= OPTIONAL_FROM:
@@ -133,9 +136,6 @@ def decode(parts: Sequence[bytes | memoryview]) -> Frame | None:
     if min(len(parts), 2) != kind.parts:
         raise RemoteProtocolError(f"A {kind.__name__} does not have {len(parts)} parts.")
     values = header[1:]
-    glance = GLANCES.get(kind)
-    if glance is not None and glance(values):
-        return kind(*values)
     if kind.parts > 1:
         payload = parts[1] if len(parts) == 2 else Pieces(parts[1:])
         values = (*values[: len(kind.checks) - 1], payload)

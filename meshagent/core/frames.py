@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 from meshagent.errors import RemoteProtocolError
 
@@ -42,6 +43,7 @@ __all__ = [
     "Refuse",
     "Sync",
     "Welcome",
+    "field_names",
 ]
 
 OPTIONAL_FROM = 128
@@ -189,7 +191,8 @@ def chunk(value: Any) -> Payload:
 class Frame:
     """A value that travels on a link. Subclasses name their code and check their fields.
 
-    With `parts` 2 the last field is a payload, in a part of its own or in several.
+    With `parts` 2 the last field is a payload, in a part of its own or in several. Those that come
+    most often are tuples of their fields: a frozen dataclass takes three times as long to make.
     """
 
     __slots__ = ()
@@ -342,36 +345,42 @@ class Sync(Frame):
     digest: tuple[tuple[str, int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Mail(Frame):
-    """Messages `first`, `first` + 1, … of a stream; all below `floor` are settled for good."""
-
-    code: ClassVar[int] = 32
-    checks: ClassVar[tuple[Check_, ...]] = (
-        exactly(EPOCH_BYTES), whole, whole, many(mail_item, MAIL_ITEMS_MAX),
-    )  # fmt: skip
+class _MailFields(NamedTuple):
     epoch: bytes
     floor: int
     first: int
     items: tuple[bytes | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MailAck(Frame):
-    """All up to `upto` are durable here, the last with this hash, but for the exceptions.
+class Mail(_MailFields, Frame):
+    """Messages `first`, `first` + 1, … of a stream; all below `floor` are settled for good."""
 
-    `mode` 0 is well; 1 says that the inbox is full: wait; 2 that something is missing: go back.
-    """
-
-    code: ClassVar[int] = 33
+    __slots__ = ()
+    code: ClassVar[int] = 32
     checks: ClassVar[tuple[Check_, ...]] = (
-        exactly(EPOCH_BYTES), whole, exactly(HASH_BYTES), whole, many(outcome, MAIL_ITEMS_MAX),
+        exactly(EPOCH_BYTES), whole, whole, many(mail_item, MAIL_ITEMS_MAX),
     )  # fmt: skip
+
+
+class _MailAckFields(NamedTuple):
     epoch: bytes
     upto: int
     last: bytes
     mode: int = 0
     exceptions: tuple[tuple[int, str], ...] = ()
+
+
+class MailAck(_MailAckFields, Frame):
+    """All up to `upto` are durable here, the last with this hash, but for the exceptions.
+
+    `mode` 0 is well; 1 says that the inbox is full: wait; 2 that something is missing: go back.
+    """
+
+    __slots__ = ()
+    code: ClassVar[int] = 33
+    checks: ClassVar[tuple[Check_, ...]] = (
+        exactly(EPOCH_BYTES), whole, exactly(HASH_BYTES), whole, many(outcome, MAIL_ITEMS_MAX),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,10 +453,10 @@ _KINDS: tuple[type[Frame], ...] = (
 )  # fmt: skip
 
 
-def _is_mail(values: tuple[Any, ...]) -> bool:
-    if len(values) != 4:
+def _is_mail(header: tuple[Any, ...]) -> bool:
+    if len(header) != 5:
         return False
-    epoch, floor, first, items = values
+    _, epoch, floor, first, items = header
     if not (
         type(epoch) is bytes
         and len(epoch) == EPOCH_BYTES
@@ -463,10 +472,10 @@ def _is_mail(values: tuple[Any, ...]) -> bool:
     return set(map(type, items)) == {bytes} and max(map(len, items)) <= MESSAGE_BYTES_MAX
 
 
-def _is_mail_ack(values: tuple[Any, ...]) -> bool:
-    if len(values) != 5:
+def _is_mail_ack(header: tuple[Any, ...]) -> bool:
+    if len(header) != 6:
         return False
-    epoch, upto, last, mode, exceptions = values
+    _, epoch, upto, last, mode, exceptions = header
     return (
         type(epoch) is type(last) is bytes
         and len(epoch) == EPOCH_BYTES
@@ -478,15 +487,24 @@ def _is_mail_ack(values: tuple[Any, ...]) -> bool:
     )
 
 
-GLANCES: dict[type[Frame], Callable[[tuple[Any, ...]], bool]] = {
-    Mail: _is_mail,
-    MailAck: _is_mail_ack,
+GLANCES: dict[int, tuple[Callable[[Sequence[Any]], Frame], Callable[[tuple[Any, ...]], bool]]] = {
+    Mail.code: (partial(tuple.__new__, Mail), _is_mail),
+    MailAck.code: (partial(tuple.__new__, MailAck), _is_mail_ack),
 }
-"""Of the frames that come most often: whether all fields pass their checks, seen at once. What a
-glance does not know is left to the checks."""
+"""Of the frames that come most often, by their codes: how one is made of its fields, and whether
+all of a header pass their checks, seen at once. What a glance does not know is left to these."""
 
 
 FRAMES: dict[int, type[Frame]] = {kind.code: kind for kind in _KINDS}
 
+
+def field_names(kind: type[Frame]) -> tuple[str, ...]:
+    """In the order in which they travel."""
+    if issubclass(kind, tuple):
+        names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+        return names
+    return tuple(field.name for field in fields(kind))  # type: ignore[arg-type]
+
+
 for _kind in FRAMES.values():
-    assert len(fields(_kind)) == len(_kind.checks), _kind  # type: ignore[arg-type]
+    assert len(field_names(_kind)) == len(_kind.checks), _kind

@@ -202,7 +202,7 @@ class SendStream:
             for seq, state in self.states.items():
                 if first <= seq <= self.sent and state in WITHDRAWN:
                     bodies[seq - first] = None
-        return Mail(self.epoch, self.told_floor, first, tuple(bodies))
+        return tuple.__new__(Mail, (self.epoch, self.told_floor, first, tuple(bodies)))
 
     def settle(self, upto: int) -> list[Item]:
         """All up to this number are settled; those that were in memory. Then `forget_settled`."""

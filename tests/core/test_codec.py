@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
-from dataclasses import fields
 from typing import Any
 
 import msgpack
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from meshagent.core import frames
 from meshagent.core.codec import CONTAINER_ITEMS_MAX, decode, encode, pack, unpack
-from meshagent.core.frames import FRAMES, GLANCES, Frame
+from meshagent.core.frames import FRAMES, GLANCES, Frame, field_names
 from meshagent.core.records import parse_update
 from meshagent.errors import RemoteProtocolError
 
@@ -112,7 +111,8 @@ def test_every_frame_of_the_grammar_is_tested_here() -> None:
 @given(data=st.data())
 def test_every_frame_survives_the_wire(kind: type[Frame], data: st.DataObject) -> None:
     frame = kind(*(data.draw(each) for each in FIELDS[kind]))
-    assert decode(encode(frame)) == frame
+    there = decode(encode(frame))
+    assert (there, type(there)) == (frame, kind)
 
 
 @NAMED
@@ -120,7 +120,7 @@ def test_any_msgpack_library_can_read_a_frame(kind: type[Frame]) -> None:
     header, *payload = encode(EXAMPLES[kind])
     code, *values = msgpack.unpackb(header)
     assert code == kind.code
-    assert len(values) + len(payload) == len(fields(kind))  # type: ignore[arg-type]
+    assert len(values) + len(payload) == len(field_names(kind))
 
 
 @settings(max_examples=500, deadline=None)
@@ -150,19 +150,30 @@ def test_a_flipped_bit_never_raises_anything_else(kind: type[Frame]) -> None:
             decode([bytes(changed), *payload])
 
 
+def type_of(kind: type[Frame], name: str) -> str:
+    """As it is written."""
+    said = next(found for each in kind.mro() if name in (found := _annotated(each)))
+    return str(getattr(said[name], "__forward_arg__", said[name]))
+
+
+def _annotated(kind: type) -> dict[str, Any]:
+    found: dict[str, Any] = vars(kind).get("__annotations__", {})
+    return found
+
+
 @NAMED
 def test_a_wrong_type_in_any_field_is_refused(kind: type[Frame]) -> None:
     header, payload = header_of(EXAMPLES[kind]), encode(EXAMPLES[kind])[1:]
-    packed = fields(kind)[: len(header) - 1]  # type: ignore[arg-type]
-    for at, field in enumerate(packed, start=1):
-        wrong = list(WRONG[str(field.type)])
-        if field.name in SIZES:
-            size = SIZES[field.name]
+    packed = field_names(kind)[: len(header) - 1]
+    for at, name in enumerate(packed, start=1):
+        wrong = list(WRONG[type_of(kind, name)])
+        if name in SIZES:
+            size = SIZES[name]
             wrong += [b"", bytes(size - 1), bytes(size + 1)]
         for value in wrong:
             changed = [*header[:at], value, *header[at + 1 :]]
             with pytest.raises(RemoteProtocolError):
-                print(field.name, repr(value)[:60], decode([pack(changed), *payload]))
+                print(name, repr(value)[:60], decode([pack(changed), *payload]))
 
 
 @NAMED
@@ -283,19 +294,21 @@ ODD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", GLANCES)
-def test_a_glance_takes_nothing_that_a_check_refuses(kind: type[Frame]) -> None:
+@pytest.mark.parametrize("code", GLANCES)
+def test_a_glance_takes_nothing_that_a_check_refuses(code: int) -> None:
     usual: dict[type[Frame], tuple[Any, ...]] = {
         frames.Mail: (b"epoch--1", 1, 1, (b"body", b"")),
         frames.MailAck: (b"epoch--1", 1, b"h" * 16, 0, ()),
     }
-    values, glance = usual[kind], GLANCES[kind]
-    assert glance(values), "what comes most often is seen"
-    assert not glance(values[:-1])
-    assert not glance((*values, 1)), "a later version says more"
+    kind, (made_of, glance) = FRAMES[code], GLANCES[code]
+    values = usual[kind]
+    assert glance((code, *values)), "what comes most often is seen"
+    assert (made_of(values), type(made_of(values))) == (kind(*values), kind)
+    assert not glance((code, *values[:-1]))
+    assert not glance((code, *values, 1)), "a later version says more"
     for at, check in enumerate(kind.checks):
         for wrong in ODD:
-            if glance((*values[:at], wrong, *values[at + 1 :])):
+            if glance((code, *values[:at], wrong, *values[at + 1 :])):
                 assert check(wrong) == wrong
 
 

@@ -645,7 +645,7 @@ def rewritten(mail: Mail, sender: PostNode, to: AgentId) -> Mail:
         return mail
     gone = {out.seq for out in sender.disk.outbox.get(to, ()) if out.state in WITHDRAWN}
     numbered = enumerate(mail.items, mail.first)
-    return replace(mail, items=tuple(None if seq in gone else body for seq, body in numbered))
+    return mail._replace(items=tuple(None if seq in gone else body for seq, body in numbered))
 
 
 def restored_databases(seed: int) -> None:

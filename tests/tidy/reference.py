@@ -6,13 +6,12 @@ python tests/tidy/reference.py          writes both
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
 from pathlib import Path
 
 import click
 
 from meshagent.cli import group
-from meshagent.core.frames import FRAMES, OPTIONAL_FROM
+from meshagent.core.frames import FRAMES, OPTIONAL_FROM, field_names
 
 __all__ = ["cli_reference", "frame_table"]
 
@@ -48,8 +47,8 @@ def frame_table() -> str:
     for code, kind in sorted(FRAMES.items()):
         need = "optional" if code >= OPTIONAL_FROM else "required"
         lines += [f"### {code} {kind.__name__} ({need})", "", inspect.getdoc(kind) or "", ""]
-        for field, check in zip(fields(kind), kind.checks, strict=True):
-            lines.append(f"- `{field.name}`: {_sentence(check)}")
+        for name, check in zip(field_names(kind), kind.checks, strict=True):
+            lines.append(f"- `{name}`: {_sentence(check)}")
         lines.append("")
     return "\n".join([*lines, END])
 
