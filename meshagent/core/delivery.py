@@ -55,6 +55,7 @@ from meshagent.core.messages import (
     Message,
     MessageIds,
     MessageState,
+    Texts,
     body_hash,
     is_id,
     pack_bodies,
@@ -280,6 +281,17 @@ class Delivery:
         if known.answer is None and stream.may_go_along(len(fresh)):
             return self._send_along(peer, stream, now)
         return [Flush(peer, self._epoch, stream.next_seq - 1)]
+
+    def accept_texts(self, texts: Texts, now: float) -> list[Effect]:
+        """As `accept_all`, with no line of Python for each."""
+        self._check_room(len(texts.ids))
+        peer, bodies = texts.peer, texts.bodies()
+        known = self._peer(peer)
+        fresh: list[OutRow] = list(map(_out_row, zip(
+            repeat(peer), repeat(self._epoch), count(known.out.next_seq), texts.ids, bodies,
+            repeat(0), repeat(()), strict=False,
+        )))  # fmt: skip
+        return [Persist(fresh), *self._add(known, peer, fresh, now)]
 
     def accept_all(self, outgoing: Sequence[tuple[AgentId, Message]], now: float) -> list[Effect]:
         """Take responsibility for all of them, or raise and take none."""

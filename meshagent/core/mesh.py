@@ -46,7 +46,7 @@ from meshagent.core.links import (
     Unreachable,
 )
 from meshagent.core.membership import LAN, Membership, MembershipConfig
-from meshagent.core.messages import Message, MessageState
+from meshagent.core.messages import Message, MessageState, Texts
 from meshagent.core.parcels import Ended
 from meshagent.core.ports import Delivered, OutEntry, OutState, PeerRow
 from meshagent.core.records import ADDRESSES_MAX, Record
@@ -215,13 +215,18 @@ class Mesh:
         linked = [each.agent for each in self.peers() if self.links.link_to(each.agent)]
         return self._route([e for peer in linked for e in delivery.connected(peer, now)], now)
 
-    def accept(self, outgoing: Sequence[tuple[AgentId, Message]], now: float) -> list[Effect]:
+    def accept(
+        self, outgoing: Sequence[tuple[AgentId, Message]] | Texts, now: float
+    ) -> list[Effect]:
         """Take responsibility for messages, each to its peer: for all of them or none."""
         if self.delivery is None:
             raise StorageError(
                 "Messages can't be kept now: the disk does not answer.",
                 hint="See 'meshagent status'; it goes on by itself when the disk is well.",
             )
+        if isinstance(outgoing, Texts):
+            self._hurry(outgoing.peer, now)
+            return self._route(self.delivery.accept_texts(outgoing, now), now)
         if len(outgoing) == 1:
             ((peer, message),) = outgoing
             self._hurry(peer, now)

@@ -11,17 +11,20 @@ import random
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache, partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from meshagent.core.attachments import Attachment, parse_attachments
 from meshagent.core.codec import pack, pack_all, unpack, unpack_short
 from meshagent.core.frames import MESSAGE_BYTES_MAX
+from meshagent.core.types import AgentId
 from meshagent.errors import LimitReached, RemoteProtocolError, UsageError
 
 __all__ = [
     "Message",
     "MessageIds",
     "MessageState",
+    "Texts",
     "body_hash",
     "is_id",
     "made_of",
@@ -33,6 +36,7 @@ __all__ = [
 
 INLINE_BYTES_MAX = 1024 * 1024  # text and data together; beyond that it is an attachment
 SHORT_CHARACTERS_MAX = 200  # kind, thread, ids
+SHORT_TEXT_CHARACTERS = INLINE_BYTES_MAX // 8  # whatever they are, a body of them has room for all
 HEADERS_MAX = 32
 DATA_DEPTH_MAX = 64  # lists in lists: whoever prints it as JSON has a stack
 HASH_BYTES = 16
@@ -100,6 +104,29 @@ made_of = partial(tuple.__new__, Message)
 """A message of all its fields: a named tuple's own way takes twice as long."""
 
 
+_UNPACKABLE = (TypeError, ValueError, OverflowError, RecursionError)
+"""What msgpack raises for data that it has no form for."""
+
+
+class Texts(NamedTuple):
+    """Messages to one peer with nothing but a text, field by field: most are of this kind."""
+
+    peer: AgentId
+    ids: Sequence[str]
+    texts: Sequence[str]
+    created_ms: int
+
+    def bodies(self) -> list[bytes]:
+        """As `pack_body` gives them; only for texts of at most `SHORT_TEXT_CHARACTERS`."""
+        try:
+            return pack_all(zip(
+                self.ids, repeat(_USUAL_KIND), self.texts, repeat(self.created_ms),
+                *map(repeat, _NOTHING_ELSE), strict=False,
+            ))  # fmt: skip
+        except _UNPACKABLE as error:
+            raise _unsendable(error) from None
+
+
 class MessageIds:
     """Ids that sort by the time they were made, so that an index grows at its end.
 
@@ -135,10 +162,6 @@ class MessageIds:
             ids += [beginning + pair for pair in _PAIRS[at : at + stretch]]
             first += stretch
         return ids
-
-
-_UNPACKABLE = (TypeError, ValueError, OverflowError, RecursionError)
-"""What msgpack raises for data that it has no form for."""
 
 
 def body_hash(body: bytes) -> bytes:

@@ -17,11 +17,17 @@ from typing import Any, NamedTuple
 
 from meshagent.core.attachments import Attachment
 from meshagent.core.effects import Accepted, Effect
-from meshagent.core.messages import RECEIPT_KIND, MessageIds, made_of
+from meshagent.core.messages import (
+    RECEIPT_KIND,
+    SHORT_TEXT_CHARACTERS,
+    MessageIds,
+    Texts,
+    made_of,
+)
 from meshagent.core.ports import Row
 from meshagent.core.types import AgentId
 from meshagent.errors import UsageError
-from meshagent.node.driver import Driver
+from meshagent.node.driver import Driver, Waiter
 from meshagent.node.letters import Receipt
 
 __all__ = ["DEFAULT_KIND", "Drafts"]
@@ -142,7 +148,10 @@ class Drafts:
         now_ms = time.time_ns() // 1_000_000
         if len(drafts) == 1 and drafts[0].is_simple():
             return self._compose_one(drafts[0], now_ms)
-        fields, sizes = self._fields(drafts, now_ms)
+        if (plain := self._compose_texts(drafts, now_ms)) is not None:
+            return plain
+        all_fields = [self._fields_of(each, now_ms) for each in drafts]
+        fields = [list(chain.from_iterable(each)) for each in zip(*all_fields, strict=True)]
         peers, texts, kinds, data, threads, reply_to, attached, expires = fields
         ids = self._ids.take(now_ms, len(peers))
         receipts = list(map(Receipt, ids, peers, repeat(self._driver.loop)))
@@ -152,10 +161,32 @@ class Drafts:
             attached, expires, repeat(0), strict=False,
         ))  # fmt: skip
         outgoing = list(zip(peers, messages, strict=True))
-        of_each = map(islice, repeat(iter(receipts)), sizes)
-        waiters = list(zip(map(_kept, drafts), map(list, of_each), strict=False))
+        waiters = _waiters(drafts, receipts, [len(each[0]) for each in all_fields])
         rows = list(chain.from_iterable(map(_rows, drafts)))
         return self._driver.accept(outgoing, rows, waiters)
+
+    def _compose_texts(self, drafts: Sequence[Draft], now_ms: int) -> list[Effect] | None:
+        """All of them if each is nothing but texts to the same peer, as most are; else none."""
+        _, peers, texts, kinds, data, threads, reply_to, ttls, attached, rows = zip(
+            *drafts, strict=True
+        )
+        many, all_texts = len(drafts), list(chain.from_iterable(texts))
+        if not (
+            len(peers[0]) == 1
+            and peers.count(peers[0]) == kinds.count(DEFAULT_KIND) == many
+            and threads.count("") == reply_to.count("") == ttls.count(None) == many
+            and not any(attached)
+            and not any(rows)
+            and set(map(type, data)) == {type(None)}
+            and set(map(type, all_texts)) == {str}
+            and max(map(len, all_texts)) <= SHORT_TEXT_CHARACTERS
+        ):
+            return None
+        (peer,), ids = peers[0], self._ids.take(now_ms, len(all_texts))
+        receipts = list(map(Receipt, ids, repeat(peer), repeat(self._driver.loop)))
+        self._driver.receipts.add(ids, receipts)
+        waiters = _waiters(drafts, receipts, map(len, texts))
+        return self._driver.accept(Texts(peer, ids, all_texts, now_ms), (), waiters)
 
     def _compose_one(self, draft: Draft, now_ms: int) -> list[Effect]:
         """One message, with the least of code: what comes alone is waited for."""
@@ -169,24 +200,6 @@ class Drafts:
         ))  # fmt: skip
         return self._driver.accept([(peer, message)], rows, [(kept, [receipt])])
 
-    def _fields(self, drafts: Sequence[Draft], now_ms: int) -> tuple[Sequence[Any], Iterable[int]]:
-        """What the messages are made of, field by field, and how many each draft gives."""
-        _, peers, texts, kinds, data, threads, reply_to, ttls, attached, _ = zip(
-            *drafts, strict=True
-        )
-        if (
-            set(map(len, peers)) == set(map(len, texts)) == {1}
-            and not any(attached)
-            and ttls.count(None) == len(drafts)
-        ):
-            one = chain.from_iterable
-            return (
-                list(one(peers)), one(texts), kinds, data, threads, reply_to, repeat(()), repeat(0),
-            ), repeat(1)  # fmt: skip
-        all_fields = [self._fields_of(each, now_ms) for each in drafts]
-        fields = [list(chain.from_iterable(each)) for each in zip(*all_fields, strict=True)]
-        return fields, [len(each[0]) for each in all_fields]
-
     def _fields_of(self, draft: Draft, now_ms: int) -> Sequence[Any]:
         _, recipients, texts, kind, data, thread, reply_to, ttl_s, attached, _ = draft
         peers = recipients if len(texts) == 1 else [peer for peer in recipients for _ in texts]
@@ -199,3 +212,11 @@ class Drafts:
             peers, [*texts] * len(recipients), repeat(kind, many), repeat(data, many),
             repeat(thread, many), repeat(reply_to, many), granted, repeat(expires, many),
         )  # fmt: skip
+
+
+def _waiters(
+    drafts: Sequence[Draft], receipts: Sequence[Receipt], sizes: Iterable[int]
+) -> list[Waiter]:
+    """Who handed in each draft, with as many of the receipts as it gives."""
+    of_each = map(islice, repeat(iter(receipts)), sizes)
+    return list(zip(map(_kept, drafts), map(list, of_each), strict=False))

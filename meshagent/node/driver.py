@@ -48,7 +48,7 @@ from meshagent.core.effects import (
 from meshagent.core.frames import Mail, MailAck
 from meshagent.core.identity import Identity, MeshSecret, verify
 from meshagent.core.mesh import Mesh
-from meshagent.core.messages import Message, MessageState, parse_body
+from meshagent.core.messages import Message, MessageState, Texts, parse_body
 from meshagent.core.parcels import Parcels
 from meshagent.core.ports import (
     Announcement,
@@ -349,7 +349,7 @@ class Driver:
 
     def accept(
         self,
-        outgoing: Sequence[tuple[AgentId, Message]],
+        outgoing: Sequence[tuple[AgentId, Message]] | Texts,
         rows: Sequence[Row],
         waiters: Sequence[Waiter],
     ) -> list[Effect]:
@@ -358,7 +358,7 @@ class Driver:
         if (error := self._suspended_by) is not None:
             raise type(error)(error.message, hint=error.hint, **error.data)
         taken = self.mesh.accept(outgoing, self.loop.time())
-        if any(map(_expires, map(_message, outgoing))):
+        if not isinstance(outgoing, Texts) and any(map(_expires, map(_message, outgoing))):
             waiters[0][0].add_done_callback(self._look_at_expiries)  # not before the disk has it
         if rows:
             taken.insert(0, Persist(rows))
