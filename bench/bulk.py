@@ -55,7 +55,8 @@ def measure(setting: Setting) -> Answer:
     with ExitStack() as stack:
         movers = _movers(setting, answer, stack)
         for mib, rounds in AMOUNTS[setting.extent].items():
-            taken = interleave(_cases(setting, movers, mib), rounds, warm_up=int(mib < WARM_UP_MIB))
+            cases = _cases(setting, movers, mib)
+            taken = interleave(cases, rounds, int(mib < WARM_UP_MIB), setting.folder)
             for name, values in taken.items():
                 answer.cases[f"{name}, {mib} MiB"] = {"mb_per_s": spread_of(values)}
             answer.headlines += _headlines(taken, mib)

@@ -6,6 +6,7 @@ so that a machine that grows slower is unfair to nobody; and a ratio is taken wi
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
@@ -26,6 +27,7 @@ __all__ = [
     "ratio_of",
     "spread_of",
     "spreads_of",
+    "sync_below",
 ]
 
 Extent = Literal["tiny", "quick", "full"]
@@ -83,11 +85,16 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def interleave(
-    cases: Mapping[str, Callable[[], Round]], rounds: int, warm_up: int = 0
+    cases: Mapping[str, Callable[[], Round]],
+    rounds: int,
+    warm_up: int = 0,
+    folder: Path | None = None,
 ) -> dict[str, list[Round]]:
     """Run every case in every round; the figures of a case are in the order of the rounds.
 
-    The first `warm_up` rounds run like the others, and what they yield is dropped.
+    The first `warm_up` rounds run like the others, and what they yield is dropped. What a case has
+    written below `folder` and not synced is synced before the next one begins, which would else
+    wait for it with its own: that belongs to nobody's figure.
     """
     assert rounds > 0, rounds
     figures: dict[str, list[Round]] = {name: [] for name in cases}
@@ -96,7 +103,21 @@ def interleave(
         first = turn % len(names)
         for name in [*names[first:], *names[:first]]:
             figures[name].append(cases[name]())
+            if folder is not None:
+                sync_below(folder)
     return {name: values[warm_up:] for name, values in figures.items()}
+
+
+def sync_below(folder: Path) -> None:
+    """Every file in it, whoever wrote it."""
+    for root, _, names in os.walk(folder):  # which passes over folders that go meanwhile
+        for name in names:
+            with contextlib.suppress(OSError):  # it has gone, or is a socket
+                file = os.open(os.path.join(root, name), os.O_RDONLY | os.O_NOFOLLOW)
+                try:
+                    os.fsync(file)
+                finally:
+                    os.close(file)
 
 
 def machine_facts(folder: Path | None = None) -> dict[str, Any]:

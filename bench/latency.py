@@ -42,7 +42,7 @@ def measure(setting: Setting) -> Answer:
     answer.leave_out("ask/reply that is not durable", "meshagent has none in this version")
     with ExitStack() as stack:
         cases = _cases(setting, answer, stack, amount.messages)
-        samples = interleave(cases, amount.rounds, warm_up=1)
+        samples = interleave(cases, amount.rounds, 1, setting.folder)
     rounds = {
         name: [
             {"p50_ms": percentile(each, 0.5), "p99_ms": percentile(each, 0.99)} for each in taken

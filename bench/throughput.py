@@ -71,13 +71,14 @@ def measure(setting: Setting) -> Answer:
         answer.leave_out(MANY, "not in this version")
     with ExitStack() as stack:
         cases = _pair_cases(setting, stack, amount, with_nats)
-        taken = interleave(cases, amount.rounds, warm_up=1)
+        taken = interleave(cases, amount.rounds, 1, setting.folder)
     with ExitStack() as stack:
         cases = _crowd_cases(setting, stack, amount, with_nats)
-        taken |= interleave(cases, amount.rounds, warm_up=1)
+        taken |= interleave(cases, amount.rounds, 1, setting.folder)
     if amount.long:
         with ExitStack() as stack:
-            taken |= interleave(_long_cases(setting, stack, amount.long), LONG_ROUNDS, warm_up=1)
+            cases = _long_cases(setting, stack, amount.long)
+            taken |= interleave(cases, LONG_ROUNDS, 1, setting.folder)
     answer.cases = {name: {"per_s": spread_of(values)} for name, values in taken.items()}
     answer.headlines = _headlines(taken, amount.senders)
     return answer

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +51,31 @@ def test_a_ratio_is_taken_within_its_round() -> None:
 def test_rounds_that_do_not_pair_up_are_our_bug() -> None:
     with pytest.raises(ValueError, match="shorter"):
         ratio_of([1.0, 2.0], [1.0])
+
+
+def test_what_a_case_left_unsynced_is_synced_before_the_next_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+    opened: dict[int, str] = {}
+    real = os.open
+
+    def seen(path: str, flags: int) -> int:
+        file = real(path, flags)
+        opened[file] = Path(path).name
+        return file
+
+    monkeypatch.setattr(os, "open", seen)
+    monkeypatch.setattr(os, "fsync", lambda file: happened.append(f"synced {opened[file]}"))
+
+    def case(name: str) -> None:
+        (tmp_path / "below").mkdir(exist_ok=True)
+        (tmp_path / "below" / name).write_text("left behind")
+        happened.append(f"ran {name}")
+
+    interleave({"a": lambda: case("a"), "b": lambda: case("b")}, 1, 0, tmp_path)
+    assert happened[:3] == ["ran a", "synced a", "ran b"]
+    assert set(happened[3:]) == {"synced a", "synced b"}
 
 
 def test_every_case_runs_once_a_round_in_an_order_that_turns() -> None:
