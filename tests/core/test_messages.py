@@ -17,14 +17,17 @@ from meshagent.core.messages import (
     DATA_DEPTH_MAX,
     HEADERS_MAX,
     INLINE_BYTES_MAX,
+    SHORT_TEXT_CHARACTERS,
     Message,
     MessageIds,
+    Texts,
     body_hash,
     is_id,
     pack_body,
     parse_body,
     parse_texts,
 )
+from meshagent.core.types import AgentId
 from meshagent.errors import LimitReached, RemoteProtocolError, UsageError
 
 PLAIN = Message("m", "text", "hello", 1)
@@ -184,3 +187,16 @@ def test_ids_that_are_taken_together_go_on_beyond_their_beginning() -> None:
     ids = make.take(0, 40)
     assert ids == sorted(set(ids))
     assert len({each[:6] for each in ids}) == 2
+
+
+def test_texts_have_the_bodies_of_the_messages_that_they_are() -> None:
+    ids, texts = ["m1", "m2", "m3"], ["", "grüße", "x" * SHORT_TEXT_CHARACTERS]
+    each = [
+        pack_body(Message(ident, "text", text, 7)) for ident, text in zip(ids, texts, strict=True)
+    ]
+    assert Texts(AgentId("bob-fyvvtb2k"), ids, texts, 7).bodies() == each
+
+
+def test_the_longest_text_that_counts_as_short_fits_whatever_its_characters() -> None:
+    body = pack_body(Message("m", "text", "\U0001f600" * SHORT_TEXT_CHARACTERS, 7))
+    assert len(body) <= INLINE_BYTES_MAX

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+import pytest
 from node.test_driver import BOB, EVE, node
 
-from meshagent.core.messages import parse_body
+from meshagent.core.messages import INLINE_BYTES_MAX, parse_body
 from meshagent.core.ports import OutRow, Row
 from meshagent.core.types import LinkId
+from meshagent.errors import MeshError
 from meshagent.node.drafts import Drafts
 from meshagent.storage.memory import MemoryStore
 
@@ -137,5 +139,24 @@ def test_one_who_sends_without_a_pause_lets_others_go_on() -> None:
             await drafts.hand_in([BOB.agent], ["more"])
         beside.cancel()
         assert passed >= 50
+
+    run(script)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["\ud800", "x" * (INLINE_BYTES_MAX + 1), 7], ids=["no text", "too long", "a number"]
+)
+def test_one_that_can_t_be_sent_takes_nobody_of_its_crowd_along(wrong: Any) -> None:
+    async def script(drafts: Drafts, store: Counting) -> None:
+        bob = [BOB.agent]
+        drafts.hand_in(bob, ["first"])  # which comes alone, and makes a crowd of the rest
+        crowd = [drafts.hand_in(bob, [text]) for text in ("before", wrong, "behind")]
+        before, failed, behind = await asyncio.gather(*crowd, return_exceptions=True)
+        assert isinstance(failed, MeshError)
+        for kept, text in ((before, "before"), (behind, "behind")):
+            assert not isinstance(kept, BaseException)
+            (receipt,) = kept
+            assert parse_body(store.rows[receipt.id].body).text == text
+        assert len(store.rows) == 3
 
     run(script)
