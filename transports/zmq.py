@@ -26,6 +26,7 @@ from meshagent.errors import LocalProtocolError, PortBusy
 from meshagent.transports import addresses
 from meshagent.transports.arrivals import Arrivals, cut_off
 from meshagent.transports.drain import Drain, FrameReader, Received, has_frames
+from meshagent.transports.giving_way import GivingWay
 from meshagent.transports.limits import (
     DIALLED_DESCRIPTORS,
     INBOUND_DESCRIPTORS,
@@ -74,6 +75,7 @@ class ZmqTransport:
         self._routes: dict[bytes, Inbound] = {}
         self._forgotten: dict[bytes, None] = {}
         self._arrivals = Arrivals()
+        self._give_way = GivingWay()
         self._drains: list[Drain] = []
         self._descriptors = 0
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -190,11 +192,13 @@ class ZmqTransport:
         self._check_frame(parts)
         if isinstance(entry, Inbound):
             sent = _send(self._router, (entry.route, *parts))
+            self._give_way()
             self._frames.look()
             return sent
         if entry is None or entry.line is None or not entry.opened or entry.end:
             return False
         sent = _send(entry.line.dealer, parts)
+        self._give_way()
         entry.line.drains[0].look()
         return sent
 
