@@ -289,3 +289,19 @@ def test_who_waited_for_a_frame_goes_on_before_more_is_read(
         assert [each for each in seen if isinstance(each, bytes)] == [b"%d" % n for n in range(5)]
 
     zmq_world.run(scenario)
+
+
+def test_whoever_hands_libzmq_a_frame_lets_its_thread_go_first(zmq_world, monkeypatch):
+    given = []
+    way = lambda: lambda: given.append("way")  # noqa: E731
+    monkeypatch.setattr("meshagent.transports.zmq.GivingWay", way)
+
+    async def scenario():
+        a, b = await zmq_world.node(), await zmq_world.node()
+        ours, theirs = await zmq_world.linked(a, b)
+        for node, link in ((a, ours), (b, theirs)):
+            given.clear()
+            assert node.send(link, b"frame")
+            assert given == ["way"]
+
+    zmq_world.run(scenario)
