@@ -573,7 +573,7 @@ def _is_short(content: bytes, rows: Sequence[Row]) -> bool:
     return (
         len(rows) <= AT_ONCE_ROWS_MAX
         and len(content) <= AT_ONCE_BYTES_MAX
-        and not is_long(content, len(rows))
+        and not is_long(content, rows)
     )
 
 

@@ -25,12 +25,15 @@ from meshagent.core.ports import (
     Delivered,
     InRow,
     InState,
+    InTexts,
     OutRow,
     OutState,
+    OutTexts,
     Receipt,
     Row,
     TurnedAway,
     Watermark,
+    singly,
 )
 from meshagent.errors import MeshError
 from meshagent.storage.commits import TAG_BYTES, Commit, CommitFile
@@ -65,7 +68,8 @@ _new = tuple.__new__  # a named tuple's own way takes twice as long
 
 # A kind of row is kept as its place here: new ones come at the end.
 _KINDS = (
-    OutRow, OutState, Delivered, Receipt, InRow, Arrived, TurnedAway, InState, Watermark
+    OutRow, OutState, Delivered, Receipt, InRow, Arrived, TurnedAway, InState, Watermark,
+    OutTexts, InTexts,
 )  # fmt: skip
 _CODES: dict[type, int] = {kind: code for code, kind in enumerate(_KINDS)}
 
@@ -164,7 +168,7 @@ class Journal:
         content = self.packed(rows)
         if not self.has_room(len(content)):
             return None
-        return None if is_long(content, len(rows)) and self.size <= FOLD_BYTES else content
+        return None if is_long(content, rows) and self.size <= FOLD_BYTES else content
 
     def packed(self, rows: Sequence[Row]) -> bytes:
         """The rows of a commit, as they are kept."""
@@ -240,7 +244,7 @@ class Journal:
         self._waiting = deque(sound)
         self.size = sum(entry.size for entry in sound)
         self._database.mail.note_numbers(
-            {row.peer: row.seq + 1 for row in _all_rows(sound) if isinstance(row, OutRow)}
+            {row.peer: row.seq + 1 for row in singly(_all_rows(sound)) if isinstance(row, OutRow)}
         )
         with contextlib.suppress(MeshError):  # a full disk: it stays here, where it is safe
             self.fold_all(alone=True)
@@ -297,7 +301,7 @@ class Journal:
     def _write_singly(self, connection: apsw.Connection, rows: Sequence[Row]) -> None:
         """One row that can't be kept must not stop all others: it is set aside, and named."""
         lost: list[Lost] = []
-        for row in rows:
+        for row in singly(rows):
             try:
                 with connection:
                     self._database.mail.write(connection, [row])
@@ -311,9 +315,16 @@ class Journal:
         close_gaps(connection, lost)
 
 
-def is_long(content: bytes, rows: int) -> bool:
+def is_long(content: bytes, rows: Sequence[Row]) -> bool:
     """Whether it takes longer to write these rows twice than to find their places."""
-    return len(content) > LONG_BYTES * (MANY + rows)
+    return len(content) > LONG_BYTES * (MANY + _many(rows))
+
+
+def _many(rows: Sequence[Row]) -> int:
+    """How many there are, each message for itself."""
+    return sum([
+        len(row.ids) if type(row) is OutTexts or type(row) is InTexts else 1 for row in rows
+    ])  # fmt: skip
 
 
 def _is_of_a_row(error: Exception) -> bool:

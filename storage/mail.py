@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshagent.core.ports import (
@@ -19,11 +18,13 @@ from meshagent.core.ports import (
     InEntry,
     InRow,
     InState,
+    InTexts,
     MailStart,
     NewEpoch,
     OutEntry,
     OutRow,
     OutState,
+    OutTexts,
     Receipt,
     Row,
     TurnedAway,
@@ -141,10 +142,10 @@ _VISIBLE = f"AND state < {IN_RECEIVING}"
 Entry = TypeVar("Entry", OutEntry, InEntry)
 
 
-def misnumbered(row: OutRow, expected: int) -> StorageError:
+def misnumbered(peer: str, ident: str, number: int, expected: int) -> StorageError:
     """A commit before this one failed, or a number was given twice."""
     return StorageError(
-        f"The message {row.id} for {row.peer} has number {row.seq} where {expected} comes next.",
+        f"The message {ident} for {peer} has number {number} where {expected} comes next.",
         hint="Nothing of it was kept; send it again.",
         expected=expected,
     )
@@ -186,18 +187,18 @@ class MailTables:
     def numbers_after(self, connection: apsw.Connection, rows: Sequence[Row]) -> dict[str, int]:
         """The next number for each peer once these are kept; all must be next in line."""
         after: dict[str, int] = {}
-        new = [row for row in rows if type(row) is OutRow]
-        if not new:
-            return after
-        for peer, stretch in groupby(new, attrgetter("peer")):
-            known = after.get(peer) or self._numbers.get(peer)
-            expected = known or self._next_seq(connection, peer)
-            those = list(stretch)
-            numbers = range(expected, expected + len(those))
-            if list(map(attrgetter("seq"), those)) != list(numbers):
-                wrong = zip(those, numbers, strict=True)
-                raise next(misnumbered(row, due) for row, due in wrong if row.seq != due)
-            after[peer] = numbers.stop
+        for row in rows:
+            if type(row) is OutTexts:
+                ident, first, end = row.ids[0], row.first, row.first + len(row.ids)
+            elif type(row) is OutRow:
+                ident, first, end = row.id, row.seq, row.seq + 1
+            else:
+                continue
+            known = after.get(row.peer) or self._numbers.get(row.peer)
+            expected = known or self._next_seq(connection, row.peer)
+            if first != expected:
+                raise misnumbered(row.peer, ident, first, expected)
+            after[row.peer] = end
         return after
 
     def note_numbers(self, numbers: Mapping[str, int]) -> None:
@@ -238,6 +239,10 @@ class MailTables:
                 in_news.clear()
                 for row in stretch:
                     release(self._database, connection, row)
+            elif kind is OutTexts or kind is InTexts:
+                together = new_out if kind is OutTexts else new_in
+                for row in stretch:
+                    together += row.rows()
             else:
                 places[kind] += stretch
         self._write_out(connection, new_out, out_news)

@@ -29,6 +29,7 @@ from meshagent.core.ports import (
     StreamStart,
     TurnedAway,
     Watermark,
+    singly,
 )
 from meshagent.errors import StorageError
 from meshagent.storage.history import RETAIN_ROWS_MAX
@@ -66,7 +67,7 @@ class MemoryMail:
         """All rows, or none when one of them can't be."""
         before = {name: copy.copy(getattr(self, name)) for name in self.__slots__}
         try:
-            for row in rows:
+            for row in singly(rows):
                 self._write_one(row)
         except StorageError:
             for name, value in before.items():
@@ -117,7 +118,7 @@ class MemoryMail:
     def _accept(self, row: OutRow) -> None:
         expected = self.next_seq.get(row.peer, 1)
         if row.seq != expected:
-            raise misnumbered(row, expected)
+            raise misnumbered(row.peer, row.id, row.seq, expected)
         if row.id in self.out:
             raise StorageError(f"The message {row.id} is in the outbox already.")
         self.next_seq[row.peer] = expected + 1

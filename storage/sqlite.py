@@ -30,6 +30,7 @@ from meshagent.core.ports import (
     OutRow,
     PeerRow,
     Row,
+    singly,
 )
 from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
 from meshagent.storage.attached import blobs, names_blob
@@ -500,4 +501,4 @@ def _broken(error: Exception) -> MeshError:
 
 
 def _size(rows: Sequence[Row]) -> int:
-    return sum(len(row.body) for row in rows if isinstance(row, OutRow | InRow))
+    return sum(len(row.body) for row in singly(rows) if isinstance(row, OutRow | InRow))

@@ -70,10 +70,12 @@ from meshagent.core.ports import (
     Arrived,
     Delivered,
     InRow,
+    InTexts,
     NewEpoch,
     OutEntry,
     OutRow,
     OutState,
+    OutTexts,
     Receipt,
     Row,
     StreamStart,
@@ -91,7 +93,7 @@ _WELL, _BUSY, _GAP = 0, 1, 2  # MailAck.mode
 _recipient, _message = itemgetter(0), itemgetter(1)
 _ident, _expires, _attached = map(attrgetter, ("id", "expires_ms", "attachments"))
 _new = tuple.__new__  # a named tuple's own way takes twice as long
-_out_row, _in_row = partial(_new, OutRow), partial(_new, InRow)
+_out_row = partial(_new, OutRow)
 _RECIPIENT_SAYS = frozenset({"delivered", "seen", "done", "refused", "expired"})
 FULL_LINK_S = 0.01  # the transport has no word for "writable again": its queue drains in less
 LOAD_ITEMS_MAX = 1024  # read from disk at once
@@ -287,11 +289,8 @@ class Delivery:
         self._check_room(len(texts.ids))
         peer, bodies = texts.peer, texts.bodies()
         known = self._peer(peer)
-        fresh: list[OutRow] = list(map(_out_row, zip(
-            repeat(peer), repeat(self._epoch), count(known.out.next_seq), texts.ids, bodies,
-            repeat(0), repeat(()), strict=False,
-        )))  # fmt: skip
-        return [Persist(fresh), *self._add(known, peer, fresh, now)]
+        fresh = OutTexts(peer, self._epoch, known.out.next_seq, texts.ids, bodies)
+        return [Persist([fresh]), *self._add(known, peer, fresh.rows(), now)]
 
     def accept_all(self, outgoing: Sequence[tuple[AgentId, Message]], now: float) -> list[Effect]:
         """Take responsibility for all of them, or raise and take none."""
@@ -738,17 +737,14 @@ class Delivery:
         if not texts:
             return []
         peer, epoch, now_ms, _ = arrival
-        rows: list[Row] = list(map(_in_row, zip(
-            repeat(peer), repeat(epoch), count(stream.seq + 1), map(_ident, texts), items,
-            repeat(now_ms), repeat(()), strict=False,
-        )))  # fmt: skip
+        came = InTexts(peer, epoch, stream.seq + 1, list(map(_ident, texts)), items, now_ms)
         stream.seq, stream.unhashed = stream.seq + len(texts), items[-1]
         self.unread += len(texts)
         self.inbox_changes += len(texts)
         self._sure = False  # the disk keeps each once, whatever epoch it comes under again
         answer = stream.answer(epoch, _WELL)
-        rows.append(Watermark(peer, epoch, answer.upto, answer.last, answer.exceptions))
-        return [Persist(rows), Deliver(peer, texts), Send(peer, answer)]
+        mark = Watermark(peer, epoch, answer.upto, answer.last, answer.exceptions)
+        return [Persist([came, mark]), Deliver(peer, texts), Send(peer, answer)]
 
     def _take_each(
         self, arrival: Arrival, stream: ReceiveStream, items: Sequence[bytes | None]

@@ -7,8 +7,10 @@ rows. It may import this package's types and `meshagent.errors`, and nothing els
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import count, repeat
 from typing import NamedTuple, Protocol
 
 from meshagent.core.types import Candidate, LinkId
@@ -22,6 +24,7 @@ __all__ = [
     "InEntry",
     "InRow",
     "InState",
+    "InTexts",
     "LinkEvents",
     "LogEntry",
     "MailStart",
@@ -29,6 +32,7 @@ __all__ = [
     "OutEntry",
     "OutRow",
     "OutState",
+    "OutTexts",
     "PeerRow",
     "Receipt",
     "Row",
@@ -37,6 +41,7 @@ __all__ = [
     "Transport",
     "TurnedAway",
     "Watermark",
+    "singly",
 ]
 
 
@@ -139,6 +144,24 @@ class OutRow(NamedTuple):
         return bool(self.blobs)
 
 
+class OutTexts(NamedTuple):
+    """Messages that were accepted for a peer together, numbered from `first` on, as columns: a row
+    for each takes five times as long to write. Nothing is attached to them, and none expires."""
+
+    peer: str
+    epoch: bytes
+    first: int
+    ids: Sequence[str]
+    bodies: Sequence[bytes]
+
+    def rows(self) -> list[OutRow]:
+        """One for each."""
+        return list(map(_out_row, zip(
+            repeat(self.peer), repeat(self.epoch), count(self.first), self.ids, self.bodies,
+            repeat(0), repeat(()), strict=False,
+        )))  # fmt: skip
+
+
 class OutState(NamedTuple):
     """How far a message to `peer` has come; `reason` says why when it was refused.
 
@@ -188,6 +211,27 @@ class InRow(NamedTuple):
     received_ms: int
     blobs: tuple[bytes, ...] = ()
     """The SHA-256 of each of its attachments; with any, it is held until it has `Arrived`."""
+
+
+class InTexts(NamedTuple):
+    """Messages that came together, numbered from `first` on, with nothing attached: as columns."""
+
+    sender: str
+    epoch: bytes
+    first: int
+    ids: Sequence[str]
+    bodies: Sequence[bytes]
+    received_ms: int
+
+    def rows(self) -> list[InRow]:
+        """One for each."""
+        return list(map(_in_row, zip(
+            repeat(self.sender), repeat(self.epoch), count(self.first), self.ids, self.bodies,
+            repeat(self.received_ms), repeat(()), strict=False,
+        )))  # fmt: skip
+
+
+_out_row, _in_row = partial(tuple.__new__, OutRow), partial(tuple.__new__, InRow)  # twice as quick
 
 
 class Arrived(NamedTuple):
@@ -241,10 +285,12 @@ class NewEpoch:
 Row = (
     PeerRow
     | OutRow
+    | OutTexts
     | OutState
     | Delivered
     | Receipt
     | InRow
+    | InTexts
     | Arrived
     | TurnedAway
     | InState
@@ -252,6 +298,15 @@ Row = (
     | NewEpoch
 )
 """What a Persist effect may carry."""
+
+
+def singly(rows: Iterable[Row]) -> Iterator[Row]:
+    """The same, with a row for each message."""
+    for row in rows:
+        if type(row) is OutTexts or type(row) is InTexts:
+            yield from row.rows()
+        else:
+            yield row
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from meshagent.core.ports import (
     Row,
     StreamStart,
     Watermark,
+    singly,
 )
 
 __all__ = ["Disk"]
@@ -72,7 +73,7 @@ class Disk:
 
     def commit(self, rows: Sequence[Row]) -> None:
         """All of them, durably."""
-        for row in rows:
+        for row in singly(rows):
             match row:
                 case OutRow():
                     self.outbox.setdefault(row.peer, []).append(_Out(row, row.seq))

@@ -28,7 +28,7 @@ from meshagent.core.effects import (
     overtakes,
 )
 from meshagent.core.frames import EPOCH_BYTES, MAIL_ITEMS_MAX, Frame, Mail
-from meshagent.core.messages import PROGRESS, Message, MessageIds, MessageState
+from meshagent.core.messages import PROGRESS, Message, MessageIds, MessageState, Texts
 from meshagent.core.outgoing import WITHDRAWN
 from meshagent.core.ports import Delivered, OutEntry, OutState, Row
 from meshagent.core.types import AgentId
@@ -105,6 +105,19 @@ class PostNode:
             self.world.say(f"{self.name} could not accept")
             return ""
         return ident
+
+    def send_many(self, to: AgentId, texts: list[str]) -> None:
+        """Ask the engine to take these together."""
+        if self.engine is None:
+            return
+        ids = self.ids.take(self.now_ms(), len(texts))
+        crowd = Texts(to, ids, texts, self.now_ms())
+        try:
+            taken = self.engine.accept_texts(crowd, self.world.now)
+        except LimitReached:
+            self.world.say(f"{self.name} could not accept any of {len(texts)}")
+        else:
+            self.perform([*taken, *(Accepted((to, ident)) for ident in ids)])
 
     def withdraw(self, to: AgentId, state: MessageState) -> None:
         """Cancel, or let expire, the last message that is still pending."""

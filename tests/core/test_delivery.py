@@ -40,6 +40,7 @@ from meshagent.core.ports import (
     Receipt,
     StreamStart,
     Watermark,
+    singly,
 )
 from meshagent.core.types import AgentId, LinkId
 from meshagent.errors import LimitReached, RemoteProtocolError
@@ -121,7 +122,7 @@ def acks(effects: Sequence[Effect]) -> list[MailAck]:
 
 def rows(effects: Sequence[Effect], kind: type) -> list[Any]:
     kept = [row for e in effects if isinstance(e, Note | Persist) for row in e.rows]
-    return [row for row in kept if isinstance(row, kind)]
+    return [row for row in singly(kept) if isinstance(row, kind)]
 
 
 def ends(effects: Sequence[Effect]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 from node.test_driver import BOB, EVE, node
 
 from meshagent.core.messages import INLINE_BYTES_MAX, parse_body
-from meshagent.core.ports import OutRow, Row
+from meshagent.core.ports import OutRow, Row, singly
 from meshagent.core.types import LinkId
 from meshagent.errors import MeshError
 from meshagent.node.drafts import Drafts
@@ -26,7 +26,7 @@ class Counting(MemoryStore):
         self.rows: dict[str, OutRow] = {}
 
     def commit_at_once(self, rows: Sequence[Row]) -> bool:
-        new = {row.id: row for row in rows if isinstance(row, OutRow)}
+        new = {row.id: row for row in singly(rows) if isinstance(row, OutRow)}
         self.made.append(list(new))
         self.rows |= new
         return True

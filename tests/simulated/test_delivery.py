@@ -30,7 +30,7 @@ from meshagent.core.frames import (
 )
 from meshagent.core.messages import PROGRESS, RECEIPT_KIND, MessageState
 from meshagent.core.outgoing import WITHDRAWN, SendStream
-from meshagent.core.ports import InRow, OutEntry, Row, Watermark
+from meshagent.core.ports import InRow, OutEntry, Row, Watermark, singly
 from meshagent.core.types import AgentId
 from meshagent.simulator import post
 from meshagent.simulator.disk import Disk
@@ -318,7 +318,11 @@ class Trouble:
             case 0:
                 kind = RECEIPT_KIND if rng.random() < 0.03 else "text"  # one without data
                 text, ttl_s = "x" * rng.choice([1, 10, 1000]), rng.choice([0, 0, 0, 0.5, HOUR_S])
-                for _ in range(rng.choice([1, 1, 1, 12])):
+                count = rng.choice([1, 1, 1, 12])
+                if count > 1 and kind == "text" and not ttl_s:
+                    node.send_many(b, [text] * count)
+                    return
+                for _ in range(count):
                     node.send(b, text, ttl_s, kind)
             case 1:
                 for _ in range(rng.choice([1, 2])):  # the second may not know of the first
@@ -955,6 +959,7 @@ def forgets(disk: Disk, rows: Sequence[Row]) -> None:
 
 
 def shuffles(disk: Disk, rows: Sequence[Row]) -> None:
+    rows = list(singly(rows))
     came = [each for each in rows if isinstance(each, InRow)]
     commit(disk, [*(each for each in rows if not isinstance(each, InRow)), *reversed(came)])
 

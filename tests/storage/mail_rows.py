@@ -11,7 +11,16 @@ import apsw
 import msgpack
 import pytest
 
-from meshagent.core.ports import InRow, InState, OutRow, OutState, Receipt, Store
+from meshagent.core.ports import (
+    InRow,
+    InState,
+    InTexts,
+    OutRow,
+    OutState,
+    OutTexts,
+    Receipt,
+    Store,
+)
 
 EPOCH = b"epoch--1"
 PEER = "beta-bbbbbbbb"
@@ -31,6 +40,20 @@ def out(seq: int, ident: str = "", peer: str = PEER, expires_ms: int = 0, **more
 
 def outs(count: int, peer: str = PEER) -> list[OutRow]:
     return [out(seq, peer=peer) for seq in range(1, count + 1)]
+
+
+def out_together(rows: list[OutRow]) -> OutTexts:
+    """The same messages, accepted as a crowd."""
+    first = rows[0]
+    ids, bodies = [row.id for row in rows], [row.body for row in rows]
+    return OutTexts(first.peer, first.epoch, first.seq, ids, bodies)
+
+
+def came_together(rows: list[InRow]) -> InTexts:
+    """The same messages, from one frame."""
+    first = rows[0]
+    ids, bodies = [row.id for row in rows], [row.body for row in rows]
+    return InTexts(first.sender, first.epoch, first.seq, ids, bodies, first.received_ms)
 
 
 def word(ident: str, state: str, at_ms: int = 5_000, peer: str = PEER, why: str = "") -> OutState:

@@ -21,9 +21,11 @@ from storage.mail_rows import (
     became,
     beside,
     came,
+    came_together,
     copy_files,
     live,
     out,
+    out_together,
     outs,
     receipt,
     word,
@@ -139,6 +141,8 @@ def test_a_fold_says_what_the_commits_would_have_said_one_by_one(tmp_path: Path)
         [came("c2")._replace(blobs=(b"s" * 32,)), became("c2", "done"), came("c3")],
         [Arrived(PEER, "c2"), out(7), came("c4")],
         [word("b7", "refused", why="no"), Watermark(PEER, EPOCH, 9, b"y" * 16)],
+        [out_together([out(8), out(9)]), came_together([came("c5"), came("c1"), came("c6")])],
+        [Delivered(PEER, 8, 8, 9_000)],
     ]
     found = []
     for name, step in (("together.db", False), ("one by one.db", True)):
@@ -387,9 +391,13 @@ def test_a_database_that_was_put_back_takes_the_commits_that_follow_it_or_none(
         die(risen)
 
 
-def test_a_row_that_cannot_be_kept_stops_no_other_and_is_named(database: Database) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_a_row_that_cannot_be_kept_stops_no_other_and_is_named(
+    database: Database, together: bool
+) -> None:
     database.write([out(1, "same")])
-    database.write([out(1, "same", OTHER), out(2, "good", OTHER), came("c")])
+    new = [out(1, "same", OTHER), out(2, "good", OTHER)]
+    database.write([*([out_together(new)] if together else new), came("c")])
     database.journal.fold_all()
     assert "journal same" in database.facts()["damaged_rows"]
     assert [entry.peer for entry in database.mail.outgoing("same")] == [PEER]

@@ -17,9 +17,11 @@ from storage.mail_rows import (
     became,
     beside,
     came,
+    came_together,
     copy_files,
     live,
     out,
+    out_together,
     outs,
     receipt,
     word,
@@ -89,6 +91,18 @@ def test_a_number_is_never_given_twice_nor_left_out(store: Store, seq: int) -> N
             await store.commit([out(1, "x", OTHER), out(seq, "new")])
         assert list(await store.outgoing("x")) == [], "a half of the commit was kept"
         await store.commit([out(1, "x", OTHER), out(3, "new")])
+
+    live(store, script)
+
+
+@pytest.mark.parametrize("seq", [1, 2, 4, 9])
+def test_a_crowds_numbers_are_those_that_come_next(store: Store, seq: int) -> None:
+    async def script(store: Store) -> None:
+        await store.commit([out_together(outs(2))])
+        with pytest.raises(StorageError, match="3 comes next"):
+            await store.commit([out_together([out(seq, "x"), out(seq + 1, "y")])])
+        await store.commit([out_together([out(3, "x"), out(4, "y")]), out(5, "z")])
+        assert await numbers(store) == [(1, "b1"), (2, "b2"), (3, "x"), (4, "y"), (5, "z")]
 
     live(store, script)
 
@@ -568,7 +582,8 @@ def random_rows(rng: random.Random, disk: Disk, step: int) -> list[Row]:
     match rng.randrange(8):
         case 0 | 1 | 2:
             first = starts[peer].next_seq if peer in starts else 1
-            return [out(first + n, f"s{step}-{n}", peer) for n in range(rng.randint(1, 4))]
+            new = [out(first + n, f"s{step}-{n}", peer) for n in range(rng.randint(1, 4))]
+            return [out_together(new)] if rng.random() < 0.5 else [*new]
         case 3:
             open_ = [each for each in entries if not each.settled][: rng.randint(1, 4)]
             plain = list(takewhile(lambda each: each.state == "queued", open_))
@@ -587,7 +602,8 @@ def random_rows(rng: random.Random, disk: Disk, step: int) -> list[Row]:
             return [word(each.row.id, end, step, peer) for each in fresh[-1:]]
         case 6:
             marks = [Watermark(peer, rng.choice((EPOCH, b"epoch--2")), step, bytes(16))]
-            return [came(f"c{rng.randrange(40)}", peer, at_ms=step), *marks]
+            some = [came(f"c{rng.randrange(40)}", peer, at_ms=step) for _ in range(2)]
+            return [came_together(some) if rng.random() < 0.5 else some[0], *marks]
         case _:
             return [NewEpoch(rng.randbytes(8))] if rng.random() < 0.3 else []
 
