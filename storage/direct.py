@@ -60,7 +60,8 @@ class DirectWriter:
         try:
             if before and at != known:
                 os.preadv(self._file, [buffer[:BLOCK_BYTES]], at - before)
-            buffer[before:size] = data + _ZEROS[: size - end]
+            buffer[before:end] = data
+            buffer[end:size] = _ZEROS[: size - end]
             if os.pwrite(self._file, buffer[:size], at - before) != size:
                 return False
         except OSError as error:

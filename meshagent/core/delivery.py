@@ -737,7 +737,8 @@ class Delivery:
         if not texts:
             return []
         peer, epoch, now_ms, _ = arrival
-        came = InTexts(peer, epoch, stream.seq + 1, list(map(_ident, texts)), items, now_ms)
+        ids, bodies = list(map(_ident, texts)), [*filter(None, items)]  # none is missing
+        came = InTexts(peer, epoch, stream.seq + 1, ids, bodies, now_ms)
         stream.seq, stream.unhashed = stream.seq + len(texts), items[-1]
         self.unread += len(texts)
         self.inbox_changes += len(texts)

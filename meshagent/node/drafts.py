@@ -41,7 +41,7 @@ _new = tuple.__new__  # a named tuple's own way takes twice as long
 class Draft(NamedTuple):
     """What one call hands in: each text for each recipient, and rows to keep with them."""
 
-    kept: asyncio.Future[list[Receipt]]
+    kept: asyncio.Future[Sequence[Receipt]]
     recipients: Sequence[AgentId]
     texts: Sequence[str]
     kind: str
@@ -82,11 +82,11 @@ class Drafts:
         reply_to: str = "",
         ttl_s: float | None = None,
         attached: Sequence[Attachment] = (),
-    ) -> asyncio.Future[list[Receipt]]:
+    ) -> asyncio.Future[Sequence[Receipt]]:
         """Accept each text for each recipient; the future tells when all are durable."""
         if kind == RECEIPT_KIND or self._driver.agent in recipients:
             self.check(recipients, kind)
-        kept: asyncio.Future[list[Receipt]] = asyncio.Future(loop=self._driver.loop)
+        kept: asyncio.Future[Sequence[Receipt]] = asyncio.Future(loop=self._driver.loop)
         self._add(
             _new(Draft, (
                 kept, recipients, texts, kind, data, thread, reply_to, ttl_s, attached, ()
@@ -106,7 +106,7 @@ class Drafts:
 
     async def tell(self, sender: AgentId, news: dict[str, str], row: Row) -> None:
         """Keep what became of a message of this sender, and let it know, in one commit."""
-        kept: asyncio.Future[list[Receipt]] = asyncio.Future(loop=self._driver.loop)
+        kept: asyncio.Future[Sequence[Receipt]] = asyncio.Future(loop=self._driver.loop)
         self._add(Draft(kept, (sender,), ("",), RECEIPT_KIND, news, "", "", None, (), (row,)))
         await kept
 
@@ -185,7 +185,7 @@ class Drafts:
         (peer,), ids = peers[0], self._ids.take(now_ms, len(all_texts))
         receipts = list(map(Receipt, ids, repeat(peer), repeat(self._driver.loop)))
         self._driver.receipts.add(ids, receipts)
-        waiters = _waiters(drafts, receipts, map(len, texts))
+        waiters = _waiters(drafts, receipts, list(map(len, texts)))
         return self._driver.accept(Texts(peer, ids, all_texts, now_ms), (), waiters)
 
     def _compose_one(self, draft: Draft, now_ms: int) -> list[Effect]:
@@ -215,8 +215,12 @@ class Drafts:
 
 
 def _waiters(
-    drafts: Sequence[Draft], receipts: Sequence[Receipt], sizes: Iterable[int]
+    drafts: Sequence[Draft], receipts: Sequence[Receipt], sizes: Sequence[int]
 ) -> list[Waiter]:
     """Who handed in each draft, with as many of the receipts as it gives."""
-    of_each = map(islice, repeat(iter(receipts)), sizes)
-    return list(zip(map(_kept, drafts), map(list, of_each), strict=False))
+    of_each: Iterable[Sequence[Receipt]]
+    if sizes.count(1) == len(sizes):  # most often
+        of_each = zip(receipts, strict=False)
+    else:
+        of_each = map(tuple, map(islice, repeat(iter(receipts)), sizes))
+    return list(zip(map(_kept, drafts), of_each, strict=True))

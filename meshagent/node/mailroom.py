@@ -73,7 +73,8 @@ class Mailroom:
         """
         self.drafts.check(recipients, kind)  # before anything is kept for it
         attached = [await self._enclose(*each) for each in attach]
-        return await self.drafts.hand_in(recipients, texts, kind=kind, attached=attached, **fields)
+        kept = self.drafts.hand_in(recipients, texts, kind=kind, attached=attached, **fields)
+        return list(await kept)
 
     async def _enclose(self, name: str, sha256: str) -> Attachment:
         """A blob of the store as a message names it; from now on this agent keeps it."""
