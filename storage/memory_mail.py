@@ -9,7 +9,7 @@ import copy
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from meshagent.core.ports import (
@@ -87,7 +87,7 @@ class MemoryMail:
             case Receipt(peer, ident, state, at_ms, reason):
                 known = self.out.get(ident)
                 if known is not None and known.peer == peer and _further(known, state):
-                    self.out[ident] = replace(known, state=state, reason=reason, changed_ms=at_ms)
+                    self.out[ident] = known._replace(state=state, reason=reason, changed_ms=at_ms)
             case InRow() if (row.sender, row.id) not in self.came:
                 self._put_in(row, "receiving" if row.blobs else "unread")
                 self.named["in", row.sender, row.id] = row.blobs
@@ -100,8 +100,8 @@ class MemoryMail:
             case InState(sender, ident, state, failures, at_ms):
                 entry = self.came.get((sender, ident))
                 if entry is not None and entry.state not in ("done", "receiving"):
-                    self.came[sender, ident] = replace(
-                        entry, state=state, failures=failures, changed_ms=at_ms
+                    self.came[sender, ident] = entry._replace(
+                        state=state, failures=failures, changed_ms=at_ms
                     )
             case Watermark():
                 self._mark(row)
@@ -134,12 +134,12 @@ class MemoryMail:
         if known is None or known.peer != row.peer:
             return
         if _further(known, row.state):
-            self.out[row.id] = replace(
-                known, state=row.state, reason=row.reason, changed_ms=row.at_ms,
+            self.out[row.id] = known._replace(
+                state=row.state, reason=row.reason, changed_ms=row.at_ms,
                 settled=row.taken or row.state in _ENDS,
             )  # fmt: skip
         elif row.taken or row.state in _ENDS or row.state in _WITHDRAWN:
-            self.out[row.id] = replace(known, settled=True)
+            self.out[row.id] = known._replace(settled=True)
 
     def _mark(self, row: Watermark) -> None:
         self.marks.pop((row.sender, row.epoch), None)
@@ -152,7 +152,7 @@ class MemoryMail:
         self.epoch = epoch
         self.next_seq = dict.fromkeys(self.next_seq, 1)
         for entry in sorted(self._unsettled(), key=lambda entry: entry.seq):
-            self.out[entry.id] = replace(entry, seq=self.next_seq[entry.peer])
+            self.out[entry.id] = entry._replace(seq=self.next_seq[entry.peer])
             self.next_seq[entry.peer] += 1
 
     def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:

@@ -332,8 +332,7 @@ class MailStart:
     taken: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OutEntry:
+class OutEntry(NamedTuple):
     """A message of ours as it is kept. `settled`: the recipient needs no word on it any more."""
 
     peer: str
@@ -349,8 +348,7 @@ class OutEntry:
     attached: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class InEntry:
+class InEntry(NamedTuple):
     """A message in the inbox. `position` grows with each one that becomes visible."""
 
     position: int
@@ -363,8 +361,7 @@ class InEntry:
     changed_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class LogEntry:
+class LogEntry(NamedTuple):
     """One message in the audit trail; `direction` is `in` or `out`."""
 
     direction: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import repeat
 from operator import call
 from pathlib import Path
@@ -215,7 +214,7 @@ class Letter:
     async def _mark(self, state: str) -> None:
         """As it was when it was read: one that changed meanwhile has only news too many."""
         await self._room.mark(self._entry, state)
-        self._entry = replace(self._entry, state=state)
+        self._entry = self._entry._replace(state=state)
 
     async def reply(
         self, text: str = "", *, data: Any = None, attach: Iterable[Attachable] = ()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from meshagent.core import outgoing
@@ -180,7 +178,7 @@ def test_what_an_answer_does_not_say_all_of_is_known_whether_accepted_or_read_fr
     read = SendStream(EPOCH, next_seq=4)
     read.linked = read.loading = True
     read.take_loaded(
-        [entry(1), replace(entry(2), expires_ms=9), replace(entry(3), attached=True)], {}
+        [entry(1), entry(2)._replace(expires_ms=9), entry(3)._replace(attached=True)], {}
     )
     assert read.special == {2, 3}
     read.unlink()
