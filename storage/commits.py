@@ -29,7 +29,7 @@ _HEADER = Struct(f">4s{TAG_BYTES}sQII")  # magic, tag, position, length and sum 
 _SUM = Struct(">I")  # of the header
 HEADER_BYTES = _HEADER.size + _SUM.size
 STEP_BYTES = 2 * 1024 * 1024  # it grows by: a sync of a file that grows takes half as long again
-FILE_BYTES_MAX = 8 * 1024 * 1024  # twice what waits at the most: some of it is safe elsewhere
+FILE_BYTES_MAX = 32 * 1024 * 1024  # twice what waits at the most: some of it is safe elsewhere
 ROOM_BYTES = 64 * 1024 * 1024  # with less on the disk it takes no more of that than it has to
 
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COMMITS_ENDING",
     "JOURNAL_BYTES_MAX",
+    "LONG_BYTES",
     "NEVER_LONG_BYTES",
     "Journal",
     "is_long",
@@ -57,8 +58,8 @@ __all__ = [
 
 COMMITS_ENDING = "-commits"  # of the file's name, behind the database's
 
-JOURNAL_BYTES_MAX = 4 * 1024 * 1024  # in memory too: some 12,000 short messages
-LONG_BYTES = 1024  # a row, on average of
+JOURNAL_BYTES_MAX = 16 * 1024 * 1024  # in memory too: some 60,000 short messages
+LONG_BYTES = 8 * 1024  # a row, on average of
 MANY = 16  # at the least: the delay of one message counts more than what it takes to write it
 NEVER_LONG_BYTES = LONG_BYTES * MANY  # however few the rows are
 FOLD_BYTES = 256 * 1024  # at a time: some ms, then a commit that waits has its turn

@@ -21,7 +21,7 @@ from meshagent.storage import sqlite as sqlite_module
 from meshagent.storage.backup import Snapshot, restore_database
 from meshagent.storage.commits import CommitFile
 from meshagent.storage.database import AT_ONCE_ROWS_MAX, Database
-from meshagent.storage.journal import Journal
+from meshagent.storage.journal import NEVER_LONG_BYTES, Journal
 from meshagent.storage.pace import Pace
 from meshagent.storage.sqlite import SqliteStore
 
@@ -153,7 +153,7 @@ takes_longer = pytest.mark.parametrize(
         [PeerRow(PEER, b"k" * 32, ())],
         [NewEpoch(b"epoch--2")],
         outs(AT_ONCE_ROWS_MAX + 1),
-        [came("c", text="x" * 20_000)],
+        [came("c", text="x" * 2 * NEVER_LONG_BYTES)],
     ],
     ids=["peers", "new numbers", "many", "long"],
 )

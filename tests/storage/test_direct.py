@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from meshagent.storage.direct import BLOCK_BYTES, BUFFER_BYTES, DirectWriter, open_direct
+from meshagent.storage.direct import (
+    BLOCK_BYTES,
+    BUFFER_BYTES,
+    BUFFER_BYTES_MAX,
+    DirectWriter,
+    open_direct,
+)
 
 FILE_BYTES = 96 * BLOCK_BYTES
 
@@ -101,6 +107,19 @@ def test_what_can_not_be_written_so_is_left_to_others(
         assert not writer.append(b" second", 5, FILE_BYTES)
     assert writer.append(b" third", 5, FILE_BYTES)
     assert path.read_bytes()[:11] == b"first third"
+    writer.close()
+
+
+def test_what_would_take_too_much_memory_is_left_to_others(
+    path: Path, writer: DirectWriter
+) -> None:
+    longest, room = bytes(BUFFER_BYTES_MAX - BLOCK_BYTES), 2 * BUFFER_BYTES_MAX
+    path.write_bytes(bytes(room))
+    assert writer.append(b"first", 0, room)
+    assert writer.append(longest, 5, room)
+    assert not writer.append(bytes(BUFFER_BYTES_MAX + 1), 5 + len(longest), room)
+    assert len(writer._buffer) == BUFFER_BYTES_MAX
+    assert path.read_bytes()[:6] == b"first\0"
     writer.close()
 
 

@@ -39,9 +39,11 @@ from meshagent.storage import sqlite as sqlite_module
 from meshagent.storage.backup import restore_database
 from meshagent.storage.commits import HEADER_BYTES, MAGIC
 from meshagent.storage.database import Database
-from meshagent.storage.journal import COMMITS_ENDING, Journal
+from meshagent.storage.journal import COMMITS_ENDING, LONG_BYTES, Journal
 from meshagent.storage.mail import MailTables
 from meshagent.storage.sqlite import SqliteStore
+
+LONG = "x" * 2 * LONG_BYTES
 
 
 @pytest.fixture
@@ -200,7 +202,7 @@ def test_every_commit_is_synced_and_a_fold_waits_for_no_disk(
         assert seen == ["commits"], "accepted means durable"
         database.journal.fold_all()
         assert seen == ["commits"]
-    database.write([out(seq, text="x" * 9_000) for seq in range(4, 90)])
+    database.write([out(seq, text=LONG) for seq in range(4, 90)])
     assert database.journal.size == 0
     assert seen == ["commits", "mesh.db-wal"]
     database.close()
@@ -455,15 +457,26 @@ def test_a_flood_goes_past_the_journal_until_there_is_a_quiet_moment(
 
 def test_many_long_messages_are_written_once(database: Database) -> None:
     database.write([out(1)])
-    database.write([out(seq, text="x" * 4_096) for seq in range(2, 130)])
+    database.write([out(seq, text=LONG) for seq in range(2, 130)])
     assert (database.journal.size, len(table(database, "id"))) == (0, 129)
-    database.write([out(130, text="x" * 4_096)])  # one alone is not to be kept waiting
+    database.write([out(130, text=LONG)])  # one alone is not to be kept waiting
     assert len(table(database, "id")) == 129
     assert [entry.seq for entry in database.folded().mail.pending(PEER, 129, 9)] == [129, 130]
     database.close()
 
 
-@pytest.mark.parametrize("text", ["", "x" * 5_000], ids=["to the journal", "to the tables"])
+@pytest.mark.parametrize("together", [False, True])
+def test_many_messages_of_which_none_is_long_wait_to_be_folded(
+    database: Database, together: bool
+) -> None:
+    new = [out(seq, text=LONG[: LONG_BYTES // 2]) for seq in range(1, 130)]
+    database.write([out_together(new)] if together else [*new])
+    assert (database.journal.size > 129 * LONG_BYTES // 2, table(database, "id")) == (True, [])
+    assert len(database.folded().mail.pending(PEER, 1, 999)) == 129
+    database.close()
+
+
+@pytest.mark.parametrize("text", ["", LONG], ids=["to the journal", "to the tables"])
 def test_a_commit_that_failed_takes_no_number(
     database: Database, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
