@@ -6,6 +6,7 @@ and eight senders to one. Floor: SQLite rows in batches of 100, synchronous=FULL
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -52,15 +53,19 @@ class Amount:
 
     def of(self, size: int) -> int:
         """Messages of ours of so many bytes."""
-        return self.ours if size == SIZES[0] else self.ours // 3
+        return self.ours if size == SIZES[0] else self.ours // 10
+
+    def of_nats(self, name: str) -> int:
+        """Messages of theirs: with a sync for each, half as many last long enough."""
+        return self.theirs // 2 if NATS[name] else self.theirs
 
 
 AMOUNTS = {
     "tiny": Amount(1, 24, 24, senders=2),
-    "quick": Amount(3, 10_000, 2_000),
-    "full": Amount(7, 10_000, 3_000, long=50_000),
+    "quick": Amount(3, 20_000, 4_000),
+    "full": Amount(7, 30_000, 6_000, long=150_000),
 }
-"""All rounds of all cases go into one inbox that nobody reads: together less than it may hold."""
+"""All rounds of a case go into one inbox that nobody reads: together less than it may hold."""
 
 
 def measure(setting: Setting) -> Answer:
@@ -76,9 +81,7 @@ def measure(setting: Setting) -> Answer:
         cases = _crowd_cases(setting, stack, amount, with_nats)
         taken |= interleave(cases, amount.rounds, 1, setting.folder)
     if amount.long:
-        with ExitStack() as stack:
-            cases = _long_cases(setting, stack, amount.long)
-            taken |= interleave(cases, LONG_ROUNDS, 1, setting.folder)
+        taken |= interleave(_long_cases(setting, amount.long), LONG_ROUNDS, 1, setting.folder)
     answer.cases = {name: {"per_s": spread_of(values)} for name, values in taken.items()}
     answer.headlines = _headlines(taken, amount.senders)
     return answer
@@ -109,25 +112,26 @@ def _headlines(taken: dict[str, list[float]], senders: int) -> list[Headline]:
 
 
 def _pair_cases(setting: Setting, stack: ExitStack, amount: Amount, with_nats: bool) -> Rounds:
-    pair = stack.enter_context(MeshPair(setting.folder / "mesh"))
     cases: Rounds = {}
     for size in SIZES:
         ours = amount.of(size)
+        pair = stack.enter_context(MeshPair(setting.folder / f"mesh-{size}"))
         burst = partial(pair.ask, "burst", count=ours, size=size, coroutines=COROUTINES)
         cases[f"{OURS}, {size} B"] = _rate(ours, _settling(pair, burst))
         if "send_many" in features():
+            pair = stack.enter_context(MeshPair(setting.folder / f"many-{size}"))
             many = partial(pair.ask, "many", count=ours, size=size)
             cases[f"{MANY}, {size} B"] = _rate(ours, _settling(pair, many))
         cases[f"{FLOOR}, {size} B"] = partial(rows_per_second, setting.folder, ours, size)
     for name in NATS if with_nats else ():
-        server = _jetstream(setting, stack, name, 1)
+        server, theirs = _jetstream(setting, stack, name, 1), amount.of_nats(name)
         for size in SIZES:
-            work = (amount.theirs, size, COROUTINES)
-            cases[f"{name}, {size} B"] = _rate(amount.theirs, partial(server.seconds, *work))
-        told = partial(server.seconds, amount.theirs, SIZES[0], COROUTINES, told=True)
-        cases[f"{name} told, {SIZES[0]} B"] = _rate(amount.theirs, told)
-        alone = partial(server.seconds_in_one_process, amount.theirs, SIZES[0], COROUTINES)
-        cases[f"{name} in one process, {SIZES[0]} B"] = _rate(amount.theirs, alone)
+            work = (theirs, size, COROUTINES)
+            cases[f"{name}, {size} B"] = _rate(theirs, partial(server.seconds, *work))
+        told = partial(server.seconds, theirs, SIZES[0], COROUTINES, told=True)
+        cases[f"{name} told, {SIZES[0]} B"] = _rate(theirs, told)
+        alone = partial(server.seconds_in_one_process, theirs, SIZES[0], COROUTINES)
+        cases[f"{name} in one process, {SIZES[0]} B"] = _rate(theirs, alone)
     return cases
 
 
@@ -146,20 +150,25 @@ def _crowd_cases(setting: Setting, stack: ExitStack, amount: Amount, with_nats: 
         f"{OURS}, {what}": _rate(each * amount.senders, _settling(crowd, ours)),
         f"{FLOOR}, {what}": lambda: rows_per_second(setting.folder, amount.ours, SIZES[0]),
     }
-    theirs = amount.theirs // amount.senders * amount.senders
     for name in NATS if with_nats else ():
+        theirs = amount.of_nats(name) // amount.senders * amount.senders
         server = _jetstream(setting, stack, name, amount.senders)
         work = (theirs, SIZES[0], coroutines)
         cases[f"{name}, {what}"] = _rate(theirs, partial(server.seconds, *work))
     return cases
 
 
-def _long_cases(setting: Setting, stack: ExitStack, count: int) -> Rounds:
-    """More than a journal holds: what a burst leaves for later has to be done here."""
-    pair = stack.enter_context(MeshPair(setting.folder / "long"))
-    burst = partial(pair.ask, "burst", count=count, size=SIZES[0], coroutines=COROUTINES)
+def _long_cases(setting: Setting, count: int) -> Rounds:
+    """More than a journal holds: what a burst leaves for later has to be done here. An inbox has
+    room for one of them."""
+    rounds = itertools.count()
+
+    def burst() -> float:
+        with MeshPair(setting.folder / f"long-{next(rounds)}") as pair:
+            return float(pair.ask("burst", count=count, size=SIZES[0], coroutines=COROUTINES))
+
     return {
-        f"{OURS}, {LONG}": _rate(count, _settling(pair, burst)),
+        f"{OURS}, {LONG}": _rate(count, burst),
         f"{FLOOR}, {LONG}": lambda: rows_per_second(setting.folder, count, SIZES[0]),
     }
 

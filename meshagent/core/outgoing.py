@@ -22,7 +22,7 @@ from meshagent.core.ports import OutEntry, OutRow
 
 __all__ = ["Item", "SendStream"]
 
-WINDOW_ITEMS_MAX = 16_384  # in memory per linked peer: many at once need not wait for a disk
+WINDOW_ITEMS_MAX = 32_768  # in memory per linked peer: many at once need not wait for a disk
 WINDOW_BYTES_MAX = 8 * 1024 * 1024  # eight of the largest messages
 FRAME_BYTES_MAX = 256 * 1024  # a batch; one larger message travels alone
 GAP_PAUSE_S = 0.2  # a round trip: every frame behind a lost one is answered with the same gap
@@ -129,7 +129,7 @@ class SendStream:
             self.linked
             and not self.loading
             and self.floor + len(self.items) <= self.durable
-            and len(self.items) < WINDOW_ITEMS_MAX // 2
+            and len(self.items) < WINDOW_ITEMS_MAX // 4
             and self._has_room()
         )
 

@@ -95,6 +95,8 @@ def test_memory_is_bounded_by_number_and_by_bytes(monkeypatch: pytest.MonkeyPatc
     assert (made.loaded, made.next_seq) == (4, 11)
     assert not made.wants_more()
     made.settle(3)
+    assert not made.wants_more(), "many are read at once"
+    made.settle(4)
     assert made.wants_more()
     monkeypatch.setattr(outgoing, "WINDOW_BYTES_MAX", 100)
     assert stream(10, 60).loaded == 1
