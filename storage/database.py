@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from meshagent.core.ports import NewEpoch, PeerRow, Row
+from meshagent.core.ports import NewEpoch, OutEntry, PeerRow, Row
 from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
 from meshagent.storage.backup import Snapshot
 from meshagent.storage.decay import damaged_mail
@@ -39,6 +39,7 @@ from meshagent.storage.schema import (
     checksum,
     encode_row,
 )
+from meshagent.storage.sealing import accepted
 from meshagent.storage.texts import Texts
 
 if TYPE_CHECKING:
@@ -272,6 +273,13 @@ class Database:
         """This, when all that was committed stands in the tables."""
         self.journal.fold_all()
         return self
+
+    def pending(self, peer: str, first: int, limit: int) -> list[OutEntry]:
+        """Not settled, from a number on. A peer that is slower than we are asks for what has just
+        come: that needs no tables."""
+        if waiting := self.journal.pending(peer, first, limit):
+            return list(map(accepted, waiting))
+        return self.look(lambda database: database.mail.pending(peer, first, limit))
 
     def look(self, ask: Callable[[Database], T]) -> T:
         """The answer to who only reads: as `folded`, and also while nothing can be written."""

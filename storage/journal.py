@@ -72,6 +72,7 @@ _KINDS = (
     OutRow, OutState, Delivered, Receipt, InRow, Arrived, TurnedAway, InState, Watermark,
     OutTexts, InTexts,
 )  # fmt: skip
+_OF_PEER = frozenset({OutRow, OutTexts, OutState, Delivered, Receipt})
 _CODES: dict[type, int] = {kind: code for code, kind in enumerate(_KINDS)}
 
 
@@ -184,6 +185,23 @@ class Journal:
         self._position = position
         self._waiting.append(_new(_Entry, (position, len(content), rows)))
         self.size += len(content)
+
+    def pending(self, peer: str, first: int, limit: int) -> list[OutRow]:
+        """Messages for `peer` from this number on, if they wait here just as they were accepted;
+        none when the tables have to be asked."""
+        found: list[OutRow] = []
+        for row in _all_rows(self._waiting):
+            kind: type = type(row)
+            if kind not in _OF_PEER or row.peer != peer:  # type: ignore[union-attr]
+                continue
+            if isinstance(row, OutTexts):
+                if len(found) < limit:
+                    found += row.rows()[max(0, first - row.first) :]
+            elif isinstance(row, OutRow):
+                found += [row] if row.seq >= first else []
+            elif not (isinstance(row, Delivered) and row.last < first):
+                return []  # something has become of one that is asked for, perhaps
+        return found[:limit] if found and found[0].seq == first else []
 
     def fold_all(self, *, alone: bool = False) -> None:
         """Afterwards the tables hold all that was committed before.

@@ -34,7 +34,7 @@ from meshagent.core.ports import (
 from meshagent.errors import StorageError
 from meshagent.storage.history import RETAIN_ROWS_MAX
 from meshagent.storage.mail import FOUND_MAX, WATERMARKS_PER_SENDER_MAX, misnumbered
-from meshagent.storage.sealing import OUT_RANKS, opening
+from meshagent.storage.sealing import OUT_RANKS, accepted, opening
 from meshagent.storage.texts import SEARCH_WORDS_MAX, log_entry
 
 __all__ = ["MemoryMail"]
@@ -122,12 +122,8 @@ class MemoryMail:
         if row.id in self.out:
             raise StorageError(f"The message {row.id} is in the outbox already.")
         self.next_seq[row.peer] = expected + 1
-        accepted_ms = opening(row.body).created_ms
         self.named["out", row.peer, row.id] = row.blobs
-        self.out[row.id] = OutEntry(
-            row.peer, row.seq, row.id, row.body, "queued", "", row.expires_ms, accepted_ms,
-            accepted_ms, False, bool(row.blobs),
-        )  # fmt: skip
+        self.out[row.id] = accepted(row)
 
     def _advance(self, row: OutState) -> None:
         known = self.out.get(row.id)

@@ -31,6 +31,7 @@ __all__ = [
     "OUT_WAITING",
     "REPLACES_BELOW",
     "UNMARKED",
+    "accepted",
     "advanced",
     "delivered_mark",
     "in_mark",
@@ -136,6 +137,15 @@ def out_values(row: OutRow) -> tuple[Value, ...]:
     peer, _, seq, ident, body, expires_ms, _ = row
     seal = _out_seal(peer, seq, ident, expires_ms, body)
     return peer, seq, ident, expires_ms, len(body), seal, body
+
+
+def accepted(row: OutRow) -> OutEntry:
+    """As it is kept before anything has become of it."""
+    peer, _, seq, ident, body, expires_ms, blobs = row
+    at_ms = opening(body).created_ms
+    return OutEntry(
+        peer, seq, ident, body, "queued", "", expires_ms, at_ms, at_ms, False, bool(blobs)
+    )
 
 
 def in_values(row: InRow) -> tuple[Value, ...]:

@@ -133,7 +133,7 @@ class SqliteStore:
 
     async def pending(self, peer: str, first: int, limit: int) -> Sequence[OutEntry]:
         """Messages for `peer` that are not settled, from number `first` on, in order."""
-        return await self._ask(lambda database: database.mail.pending(peer, first, limit))
+        return await self._call(lambda database: database.pending(peer, first, limit))
 
     async def due(self, now_ms: int, limit: int) -> Sequence[OutEntry]:
         """Messages whose time is up, and of which no word has come."""

@@ -466,6 +466,20 @@ def test_many_long_messages_are_written_once(database: Database) -> None:
 
 
 @pytest.mark.parametrize("together", [False, True])
+def test_what_has_just_come_is_read_back_without_the_tables(
+    database: Database, together: bool
+) -> None:
+    new = [out(seq) for seq in range(1, 10)]
+    database.write([out_together(new)] if together else [*new])
+    database.write([Delivered(PEER, 1, 3, 7_000)])
+    assert [entry.seq for entry in database.pending(PEER, 4, 3)] == [4, 5, 6]
+    assert table(database, "id") == []
+    assert [entry.seq for entry in database.pending(PEER, 1, 99)] == [*range(4, 10)]
+    assert len(table(database, "id")) == 9, "of some it is not known here how they ended"
+    database.close()
+
+
+@pytest.mark.parametrize("together", [False, True])
 def test_many_messages_of_which_none_is_long_wait_to_be_folded(
     database: Database, together: bool
 ) -> None:

@@ -632,6 +632,34 @@ async def same(store: Store, disk: Disk) -> None:
     assert inbox == [(each.sender, each.id, each.body) for each in disk.inbox]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_waits_is_told_alike_whether_it_stands_in_the_tables_or_not(
+    seed: int, tmp_path: Path
+) -> None:
+    rng, disk, told = random.Random(seed), Disk(EPOCH), 0
+
+    async def script(store: Store) -> None:
+        nonlocal told
+        await store.commit([NewEpoch(EPOCH)])
+        for step in range(120):
+            rows = random_rows(rng, disk, step)
+            disk.commit(rows)
+            await store.commit(rows)
+            if rng.random() < 0.1:
+                await store.outbox(1)  # which folds
+            peer, limit = rng.choice((PEER, OTHER)), rng.choice((1, 3, 100))
+            waiting = disk.load(peer, 1, 100)
+            first = rng.choice([1, *(each.seq for each in waiting), len(waiting) + 1])
+            found, wanted = await store.pending(peer, first, limit), disk.load(peer, first, limit)
+            assert [(e.seq, e.id, e.body, e.state, e.settled, e.accepted_ms) for e in found] == [
+                (e.seq, e.id, e.body, e.state, e.settled, 1_000) for e in wanted
+            ]
+            told += bool(found)
+
+    live(SqliteStore(tmp_path / "mesh.db"), script)
+    assert told > 20
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_any_sequence_of_rows_means_the_same_to_all_three(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
