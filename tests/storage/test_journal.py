@@ -474,6 +474,8 @@ def test_what_has_just_come_is_read_back_without_the_tables(
     database.write([Delivered(PEER, 1, 3, 7_000)])
     assert [entry.seq for entry in database.pending(PEER, 4, 3)] == [4, 5, 6]
     assert table(database, "id") == []
+    database.write([receipt("b5", "seen")])
+    assert [entry.state for entry in database.pending(PEER, 4, 3)] == ["queued", "seen", "queued"]
     assert [entry.seq for entry in database.pending(PEER, 1, 99)] == [*range(4, 10)]
     assert len(table(database, "id")) == 9, "of some it is not known here how they ended"
     database.close()
