@@ -195,7 +195,7 @@ class Journal:
             if kind not in _OF_PEER or row.peer != peer:  # type: ignore[union-attr]
                 continue
             if isinstance(row, OutTexts):
-                if len(found) < limit:
+                if len(found) < limit and row.first + len(row.ids) > first:
                     found += row.rows()[max(0, first - row.first) :]
             elif isinstance(row, OutRow):
                 found += [row] if row.seq >= first else []
