@@ -26,6 +26,7 @@ STATE_COLOURS = {
     "parked": "red",
     "cancelled": "bright_black",
 }
+LISTED_CHARACTERS_MAX = 500  # of a text: an agent that lists has not asked for all of it
 UNKNOWN_TYPE = "application/octet-stream"  # whoever says so says nothing
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "": 1}
 
@@ -55,18 +56,22 @@ def receipt_line(receipt: Mapping[str, Any]) -> str:
 
 
 def print_messages(messages: Sequence[Mapping[str, Any]], me: str) -> None:
-    """One line each, cut to the terminal."""
+    """One line each, cut to the terminal; a text's beginning, wherever it goes."""
     width = terminal_width()
     for each in messages:
         other = f"from {each['from']}" if each["to"] == me else f"to {each['to']}"
         head = f"{each['id']}  {each['state']:<9}  {other}  {ago(each['sent_at'])}  "
         first = plain(each["text"]).split("\n")[0] or ("(data)" if each["data"] is not None else "")
+        first = _cut(first, LISTED_CHARACTERS_MAX)
         first = "  ".join([first, *map(attachment_text, each["attachments"])]).lstrip()
         if each.get("reason"):
             first = f"({plain(each['reason'])}) {first}"
-        room = max(0, width - len(head))
-        line = head + (first if len(first) <= room else first[: max(0, room - 1)] + "…")
+        line = head + _cut(first, max(0, width - len(head)))
         click.echo(line.replace(each["state"], coloured(each["state"]), 1))
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: max(0, room - 1)] + "…"
 
 
 def attachment_text(attachment: Mapping[str, Any]) -> str:

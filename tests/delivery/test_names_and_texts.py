@@ -90,6 +90,17 @@ def test_a_text_arrives_as_it_was_written(shared: Post, me: str, backend: Node, 
     assert listed.count("\n") == 1
 
 
+def test_a_list_shows_the_beginning_of_a_long_text(shared: Post, me: str, backend: Node) -> None:
+    ran = shared.say(me, "send", "bob", "-", "--json", text="begins so, " + "and goes on " * 1000)
+    (line,) = [
+        each
+        for each in shared.say(backend.agent, "inbox").out.splitlines()
+        if each.startswith(ran.json["id"])
+    ]
+    assert "begins so, and goes on" in line
+    assert (len(line) < 600, line[-1]) == (True, "…")
+
+
 def test_a_text_after_two_dashes_is_a_text(shared: Post, me: str, backend: Node) -> None:
     ran = shared.run("send", "--as", me, "--json", "--", "bob", "--strict")
     assert ran.code == 0
