@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from meshagent.core.types import AgentId
@@ -47,7 +47,7 @@ class ProbeOrder:
 
     me: AgentId
     rng: random.Random
-    _ring: list[tuple[str, AgentId]] = field(default_factory=list)
+    _ring: list[AgentId] = field(default_factory=list)
     _round: list[AgentId] = field(default_factory=list)
     _urgent: list[AgentId] = field(default_factory=list)
     _turn: int = 0
@@ -56,19 +56,24 @@ class ProbeOrder:
         return len(self._ring)
 
     def __contains__(self, agent: AgentId) -> bool:
-        at = bisect_right(self._ring, (_place(agent), agent)) - 1
-        return at >= 0 and self._ring[at][1] == agent
+        at = self._after(agent) - 1
+        return at >= 0 and self._ring[at] == agent
 
     def add(self, agent: AgentId) -> None:
         """`agent` is worth probing from now on."""
         if agent not in self:
-            insort(self._ring, (_place(agent), agent))
+            insort(self._ring, agent, key=_place)
             self._round.insert(self.rng.randrange(len(self._round) + 1), agent)
+
+    def fill(self, agents: Iterable[AgentId]) -> None:
+        """As `add` for each, while nobody is here yet; the round is made at its first turn."""
+        assert not self._ring, "a ring that is in use"
+        self._ring = sorted(agents, key=_place)
 
     def remove(self, agent: AgentId) -> None:
         """`agent` is not worth probing any more."""
         if agent in self:
-            del self._ring[bisect_right(self._ring, (_place(agent), agent)) - 1]
+            del self._ring[self._after(agent) - 1]
             if agent in self._round:  # or one that comes and goes would fill the round
                 self._round.remove(agent)
 
@@ -87,8 +92,7 @@ class ProbeOrder:
             return None
         self._turn += 1
         if self._turn % 2:
-            after = bisect_right(self._ring, (_place(self.me), self.me))
-            return self._ring[after % len(self._ring)][1]
+            return self._ring[self._after(self.me) % len(self._ring)]
         return self._next_in_round()
 
     def sample(
@@ -99,25 +103,29 @@ class ProbeOrder:
     ) -> list[AgentId]:
         """Up to `count` different members at random, of those that are fit."""
         if fit is not None:
-            chosen = [agent for _, agent in self._ring if agent != without and fit(agent)]
+            chosen = [agent for agent in self._ring if agent != without and fit(agent)]
             return self.rng.sample(chosen, min(count, len(chosen)))
         if len(self._ring) <= count + 1:
-            chosen = [agent for _, agent in self._ring if agent != without]
+            chosen = [agent for agent in self._ring if agent != without]
             self.rng.shuffle(chosen)
             return chosen[:count]
-        picked = [agent for _, agent in self.rng.sample(self._ring, count + 1)]
+        picked = self.rng.sample(self._ring, count + 1)
         return [agent for agent in picked if agent != without][:count]
 
     def _next_in_round(self) -> AgentId | None:
         while True:
             if not self._round:
-                self._round = [agent for _, agent in self._ring]
+                self._round = self._ring.copy()
                 self.rng.shuffle(self._round)
             agent = self._round.pop()
             if agent in self:
                 return agent
 
+    def _after(self, agent: AgentId) -> int:
+        return bisect_right(self._ring, _place(agent), key=_place)
+
 
 def _place(agent: AgentId) -> str:
-    # The fingerprint spreads agents evenly, and all members compute the same ring.
-    return agent[-8:]
+    # The fingerprint spreads agents evenly, and all members compute the same ring. It is computed
+    # when it is wanted: a pair of strings for each member would weigh more than all else about it.
+    return agent[-8:] + agent

@@ -52,6 +52,17 @@ def test_everyone_is_probed_within_2n_turns(count: int, seed: int) -> None:
         assert {order.next() for _ in range(2 * count)} == set(members)
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 50])
+def test_an_order_that_was_filled_at_once_is_as_one_that_grew(count: int) -> None:
+    members = agents(count)
+    filled = ProbeOrder(ME, random.Random(1))
+    filled.fill(members)
+    assert filled._ring == order_of(members)._ring
+    turns = [filled.next() for _ in range(2 * count)]
+    assert set(turns[0::2]) <= {successor(members) if members else None}
+    assert sorted(turns[1::2]) == sorted(members)
+
+
 def test_all_members_agree_on_the_ring_so_everyone_has_one_prober() -> None:
     everyone = agents(20)
     probed = set()
