@@ -167,6 +167,21 @@ class Membership:
             effects.append(Send(agent, Sync(1, self._digest())))
         return effects
 
+    def acquaint(self, words: Iterable[Signed], now: float) -> None:
+        """Begin as one that met all of these already: the end of `connected` with each, at once.
+
+        For simulations, where n nodes would meet n x n times. Who calls it has checked each word.
+        """
+        assert not self._members, "a mesh that has begun"
+        for word in words:
+            record = word.statement
+            assert isinstance(record, Record)
+            self._members[record.agent] = Member(
+                word, record, PeerState.ALIVE, heard_at=now, changed_at=now, met=True
+            )
+        assert len(self._members) < MEMBERS_MAX, "more than a node keeps"
+        self._order.fill(self._members)
+
     def disconnected(self, agent: AgentId, now: float) -> list[Effect]:
         """The last link to `agent` broke: reason enough to look at once."""
         if agent in self._order:
@@ -441,12 +456,13 @@ class Membership:
         if member is not None and record.key != member.record.key:
             self.refused["impostor"] += 1
             return []
+        if member is None and self._is_full():  # before the signature, which is what costs
+            self.refused["members full"] += 1
+            return []
         if not self._is_genuine(word, record.key):
             return []
         if member is None:
-            if not self._make_room():
-                self.refused["members full"] += 1
-                return []
+            self._make_room()
             member = self._members[agent] = Member(word, record, PeerState.GONE)
         member.signed, member.record = word, record
         if source == agent:
@@ -561,14 +577,15 @@ class Membership:
 
     # -- bounds -------------------------------------------------------------------------------
 
-    def _make_room(self) -> bool:
+    def _is_full(self) -> bool:
+        """No room, and nobody who has gone or left to make some."""
+        return len(self._members) >= MEMBERS_MAX - 1 and len(self._order) == len(self._members)
+
+    def _make_room(self) -> None:
         if len(self._members) < MEMBERS_MAX - 1:
-            return True
+            return
         idle = [a for a, m in self._members.items() if m.state in (PeerState.GONE, PeerState.LEFT)]
-        if not idle:
-            return False
         del self._members[min(idle, key=lambda agent: self._members[agent].changed_at)]
-        return True
 
     def _forget(self, now: float) -> None:
         horizon = now - self._config.forget_s

@@ -503,6 +503,45 @@ def test_a_full_table_is_counted_and_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert engine.refused == {"members full": 1}
 
 
+def test_a_full_table_spends_nothing_on_the_signature_of_a_stranger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MEMBERS_MAX", 4)
+    engine = quiet(ANN, BEN, CAT)
+    engine._verify = lambda *_: pytest.fail("a signature was checked in vain")
+    tell(engine, word_of(STRANGER).data)
+    assert engine.refused == {"members full": 1}
+
+
+def test_a_forged_record_takes_nobodys_room_in_a_full_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MEMBERS_MAX", 4)
+    engine = quiet(ANN, BEN, CAT)
+    bring_to(engine, GONE)
+    forged = sign_record(record_of(STRANGER), BEN, MESH_ID)
+    tell(engine, forged.data)
+    assert (state(engine, STRANGER), state(engine, ANN)) == (None, GONE)
+    assert engine.refused == {"forged update": 1}
+
+
+def test_who_is_acquainted_is_as_after_meeting_each() -> None:
+    met, acquainted = quiet(ANN, BEN, CAT), engine_of(ME)
+    acquainted.acquaint([word_of(each) for each in (ANN, BEN, CAT)], 0.0)
+    assert acquainted._members == met._members
+    assert acquainted._order._ring == met._order._ring
+    assert acquainted._digest() == met._digest()
+    assert not acquainted._gossip
+
+
+def test_nobody_is_acquainted_with_more_than_a_node_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MEMBERS_MAX", 3)
+    words = [word_of(each) for each in (ANN, BEN, CAT)]
+    with pytest.raises(AssertionError, match="more than a node keeps"):
+        engine_of(ME).acquaint(words, 0.0)
+    engine_of(ME).acquaint(words[:2], 0.0)
+
+
 @pytest.mark.parametrize("start", [GONE, LEFT])
 def test_in_a_full_table_who_is_not_there_makes_room(
     start: PeerState, monkeypatch: pytest.MonkeyPatch
