@@ -1,21 +1,24 @@
-"""Membership alone, for meshes too large to simulate with their links: thousands of nodes.
+"""Membership alone, for meshes too large to simulate with their links: up to ten thousand nodes.
 
-Every node can send to every other; frames are lost, delayed and answered late by slow nodes.
-Signatures are a keyed hash, since what is studied here is the protocol and not the cryptography.
+Every node is the real engine and can send to every other; frames are lost, delayed and answered
+late by slow nodes. Signatures are a keyed hash, since what is studied here is the protocol and not
+the cryptography. Nodes share the records that never change; what a node thinks is asked of its
+engine and nowhere written twice. Invariant: no node keeps more members than a real one does, so in
+a mesh of more than MEMBERS_MAX each keeps that many, itself counted, drawn at random.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from meshagent.core.effects import Effect, PeerChanged, Send
-from meshagent.core.frames import Frame
+from meshagent.core.frames import MEMBERS_MAX, Frame
 from meshagent.core.identity import agent_id_for
 from meshagent.core.membership import LAN, Membership, MembershipConfig
-from meshagent.core.records import Record
+from meshagent.core.records import Record, Signed, parse_update
 from meshagent.core.types import AgentId, PeerState, Presence
 from meshagent.simulator.world import World
 
@@ -63,8 +66,6 @@ class SwarmNode:
     slow: bool = False
     stalled_until: float = 0.0
     timer_at: float = field(default=float("inf"))
-    views: Counter[PeerState] = field(default_factory=Counter)
-    seen: dict[AgentId, PeerState] = field(default_factory=dict)
 
 
 class Swarm:
@@ -82,38 +83,18 @@ class Swarm:
         self.false_deaths: set[tuple[AgentId, int]] = set()
 
     def add(self, count: int, *, introduced: bool) -> list[AgentId]:
-        """New nodes; `introduced` ones know everybody already, others know one random member."""
-        fresh = []
+        """New nodes; `introduced` ones know everybody already, others know one random member.
+
+        Everybody, or as many at random as a node keeps.
+        """
         known = [agent for agent, node in self.nodes.items() if node.alive]
-        for _ in range(count):
-            signer = HashSigner(f"n{len(self.nodes)}", self.world.seed)
-            engine = Membership(
-                _record(signer), signer, MESH_ID, hash_verify,
-                random.Random(self.world.rng.random()), self.world.now, self.config,
-            )  # fmt: skip
-            node = SwarmNode(engine, slow=self.world.rng.random() < self.conditions.slow_share)
-            self.nodes[signer.agent] = node
-            fresh.append(signer.agent)
-            if node.slow:
-                self.world.plan(self._next_stall(), self._stall, signer.agent)
+        fresh = [self._make() for _ in range(count)]
+        words = {agent: self._word_of(agent) for agent in self.nodes} if introduced else {}
         for agent in fresh:
-            others = list(self.nodes) if introduced else self.world.rng.sample(known, 1)
-            for other in others:
-                if other != agent:
-                    word = self.nodes[other].engine.record_bytes
-                    effects = self.nodes[agent].engine.connected(
-                        other, word, not introduced, self.world.now
-                    )
-                    self._perform(agent, effects)
-            if not introduced:
-                word = self.nodes[agent].engine.record_bytes
-                seed = others[0]
-                self._perform(
-                    seed, self.nodes[seed].engine.connected(agent, word, False, self.world.now)
-                )
             if introduced:
-                # They met long ago: nobody is still passing that on.
-                self.nodes[agent].engine._gossip.drop("")
+                self._introduce(agent, words)
+            else:
+                self._join(agent, self.world.rng.choice(known))
             self._arm(agent)
         return fresh
 
@@ -122,17 +103,57 @@ class Swarm:
         for agent in agents:
             self.nodes[agent].alive = False
 
-    def share_seeing(self, agent: AgentId, state: PeerState | None) -> float:
-        """The share of live nodes that see `agent` in `state`."""
-        others = [n for a, n in self.nodes.items() if n.alive and a != agent]
-        return sum(node.seen.get(agent) is state for node in others) / len(others)
-
     def all_see(self, agents: list[AgentId], state: PeerState) -> bool:
         """Whether every live node sees each of these so."""
-        live = [(agent, node) for agent, node in self.nodes.items() if node.alive]
         return all(
-            node.seen.get(agent) is state for agent in agents for me, node in live if me != agent
+            self._view(me, agent) is state
+            for agent in agents
+            for me, node in self.nodes.items()
+            if node.alive and me != agent
         )
+
+    def believers(self, agent: AgentId) -> int:
+        """How many live nodes keep `agent` as a member that may be alive."""
+        return sum(
+            self._view(me, agent) in (PeerState.ALIVE, PeerState.SUSPECT)
+            for me, node in self.nodes.items()
+            if node.alive
+        )
+
+    def _view(self, me: AgentId, agent: AgentId) -> PeerState | None:
+        peer = self.nodes[me].engine.peer(agent)
+        return peer.state if peer else None
+
+    # -- how nodes come to know each other ----------------------------------------------------
+
+    def _make(self) -> AgentId:
+        signer = HashSigner(f"n{len(self.nodes)}", self.world.seed)
+        engine = Membership(
+            _record(signer), signer, MESH_ID, hash_verify,
+            random.Random(self.world.rng.random()), self.world.now, self.config,
+        )  # fmt: skip
+        node = SwarmNode(engine, slow=self.world.rng.random() < self.conditions.slow_share)
+        self.nodes[signer.agent] = node
+        if node.slow:
+            self.world.plan(self._next_stall(), self._stall, signer.agent)
+        return signer.agent
+
+    def _word_of(self, agent: AgentId) -> Signed:
+        engine = self.nodes[agent].engine
+        word = parse_update(engine.record_bytes)
+        assert word.is_genuine(engine.record.key, MESH_ID, hash_verify)
+        return word
+
+    def _introduce(self, agent: AgentId, words: Mapping[AgentId, Signed]) -> None:
+        others = [word for other, word in words.items() if other != agent]
+        if len(others) >= MEMBERS_MAX:
+            others = self.world.rng.sample(others, MEMBERS_MAX - 1)
+        self.nodes[agent].engine.acquaint(others, self.world.now)
+
+    def _join(self, agent: AgentId, seed: AgentId) -> None:
+        for me, other, asks in ((agent, seed, True), (seed, agent, False)):
+            word = self.nodes[other].engine.record_bytes
+            self._perform(me, self.nodes[me].engine.connected(other, word, asks, self.world.now))
 
     # -- the network --------------------------------------------------------------------------
 
@@ -178,7 +199,6 @@ class Swarm:
         if state is PeerState.GONE and self.nodes[subject].alive:
             self.false_deaths.add((subject, self.nodes[subject].engine.record.incarnation))
             self.world.say(f"false death of {subject} at {node.engine.record.agent}")
-        node.seen[subject] = state
 
     def _arm(self, agent: AgentId) -> None:
         node = self.nodes[agent]

@@ -9,8 +9,10 @@ import sys
 
 import pytest
 
+from meshagent.core import membership
 from meshagent.core.membership import LAN
 from meshagent.core.types import AgentId, PeerState
+from meshagent.simulator import swarm as swarms
 from meshagent.simulator.meshes import SimMesh
 from meshagent.simulator.swarm import Conditions, Swarm
 from meshagent.simulator.world import World
@@ -97,6 +99,35 @@ def test_a_large_mesh_converges_in_rounds_that_grow_like_log_n(count: int, crash
     joined, gone = converge(count, crashes, seed=1)
     assert joined <= rounds_s
     assert gone <= found_s + suspicion_s + rounds_s
+
+
+def test_beyond_the_limit_who_keeps_the_crashed_one_comes_to_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # 40 % of a mesh, as 4,096 are of 10,000. A few hear of the crash only from accusers that they
+    # do not keep, and so can't check: they are left to their own probes.
+    for module in (membership, swarms):
+        monkeypatch.setattr(module, "MEMBERS_MAX", 120)
+    for seed in range(5):
+        swarm = swarm_of(300, seed)
+        assert {len(node.engine.peers()) for node in swarm.nodes.values()} == {119}
+        (dead, *_) = swarm.nodes
+        swarm.crash([dead])
+        keepers = swarm.believers(dead)
+        assert 80 <= keepers <= 160
+        swarm.world.run_until(lambda s=swarm, d=dead, k=keepers: s.believers(d) <= k // 10, 15.0)
+        assert not swarm.false_deaths, swarm.world.transcript()
+
+
+def test_who_is_introduced_knows_everybody_and_has_nothing_to_pass_on() -> None:
+    swarm = Swarm(World(1))
+    everyone = set(swarm.add(20, introduced=True))
+    for agent, node in swarm.nodes.items():
+        assert {peer.agent for peer in node.engine.peers()} == everyone - {agent}
+    assert swarm.all_see(list(everyone), PeerState.ALIVE)
+    assert swarm.frames == 0
+    swarm.world.run(0.01)
+    assert swarm.frames < 20
 
 
 def false_deaths(plan: list[tuple[int, int, float]]) -> tuple[float, int]:
