@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from meshagent.bench import CONTESTANTS, QUESTIONS, discovery, guard
+from meshagent.bench import CONTESTANTS, QUESTIONS, discovery, guard, scale
 from meshagent.bench.agent import features
 from meshagent.bench.contestants import HOW_TO_GET, why_not
 from meshagent.bench.discovery import why_no_namespace
@@ -97,6 +97,25 @@ def test_a_contestant_takes_part_where_it_is_installed(name: str, disk: Path) ->
             pytest.skip(left_out[name])  # Debian makes it when the service is first started
         assert any(case.startswith(name) for case in part["cases"])
         assert name not in left_out
+
+
+def test_a_mesh_too_large_for_the_memory_is_left_out_with_the_amount(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scale, "AMOUNTS", {"tiny": scale.Amount((), 0.0, 0.0, (10, 10_000))})
+    monkeypatch.setattr(scale, "_available_bytes", lambda: 2 * scale.GIB)
+    part = ask("scale", "tiny", disk, frozenset())
+    assert list(part["cases"]) == ["10 nodes, simulated"]
+    left_out = {each["what"]: each["reason"] for each in part["left_out"]}
+    assert left_out["10000 nodes that keep 4095 others each, simulated"] == (
+        "it takes 6.9 GiB of memory, and 2.0 are free"
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a guess")
+def test_the_memory_that_is_free_is_what_the_kernel_says() -> None:
+    everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < scale._available_bytes() < everything
 
 
 def test_a_contestant_that_is_missing_is_named_with_the_way_to_get_it(
