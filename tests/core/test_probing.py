@@ -13,10 +13,12 @@ ME = AgentId("me-mmmmmmmm")
 
 
 def agents(count: int) -> list[AgentId]:
-    """Ids whose fingerprints lie all around the ring."""
+    """Ids whose fingerprints lie all around the ring, whatever the names before them."""
     rng = random.Random(count)
     letters = "0123456789abcdefghjkmnpqrstvwxyz"
-    return [AgentId("n-" + "".join(rng.choices(letters, k=8))) for _ in range(count)]
+    return [
+        AgentId(f"{rng.choice('abyz')}-{''.join(rng.choices(letters, k=8))}") for _ in range(count)
+    ]
 
 
 def order_of(members: list[AgentId], seed: int = 1) -> ProbeOrder:

@@ -59,6 +59,8 @@ def test_what_was_appended_is_there_and_all_before_it_is_as_it_was(
                 write_otherwise(path, data, at)
             else:
                 assert writer.append(data, at, FILE_BYTES)
+                behind = path.read_bytes()[at + size : at + size + -(at + size) % BLOCK_BYTES]
+                assert not any(behind), "and nothing of what was written before stands behind it"
             assert path.read_bytes()[: at + size] == model[:at] + data
             at, model = at + size, path.read_bytes()
     assert len(model) == FILE_BYTES, "and it has not grown"

@@ -28,7 +28,7 @@ from storage.mail_rows import (
 )
 
 from meshagent.core.messages import PROGRESS, MessageState, body_hash
-from meshagent.core.ports import Delivered, NewEpoch, Row, Store, StreamStart, Watermark
+from meshagent.core.ports import Delivered, NewEpoch, Row, Store, StreamStart, Watermark, singly
 from meshagent.errors import StorageError
 from meshagent.simulator.disk import Disk
 from meshagent.storage import commits as commits_module
@@ -105,6 +105,13 @@ def test_a_crowds_numbers_are_those_that_come_next(store: Store, seq: int) -> No
         assert await numbers(store) == [(1, "b1"), (2, "b2"), (3, "x"), (4, "y"), (5, "z")]
 
     live(store, script)
+
+
+def test_columns_say_the_same_as_a_row_for_each() -> None:
+    ours = [out(seq, f"m{seq}", OTHER, text=f"text {seq}") for seq in range(3, 6)]
+    assert [*singly([out_together(ours), ours[0]])] == [*ours, ours[0]]
+    theirs = [came(f"m{seq}", OTHER, seq, text=f"text {seq}") for seq in range(3, 6)]
+    assert [*singly([came_together(theirs)])] == theirs
 
 
 def test_an_id_is_given_once(store: Store) -> None:
