@@ -146,12 +146,13 @@ class Node:
         after = 0
         while True:
             came = self._driver.mail_came
-            for entry in await self._mailroom.entries(after):
-                after = entry.position
-                letter = Letter(entry, self._mailroom)
-                for each in letter.attachments:
-                    await each.look()
-                yield letter
+            while entries := await self._mailroom.entries(after):  # a page at a time
+                for entry in entries:
+                    after = entry.position
+                    letter = Letter(entry, self._mailroom)
+                    for each in letter.attachments:
+                        await each.look()
+                    yield letter
             if came is self._driver.mail_came and not await self._driver.wait_for_mail(came):
                 return
 

@@ -552,7 +552,8 @@ class Driver:
                 due = await self._store.due(now_ms, DUE_ITEMS_MAX)
                 await self.withdraw(due, MessageState.EXPIRED)
                 self.perform(self.mesh.expire(self.loop.time()))
-                await self._store.retain(now_ms, RETAIN_MS, RETAIN_BYTES)
+                while await self._store.retain(now_ms, RETAIN_MS, RETAIN_BYTES):
+                    pass  # a step at a time: commits that wait have their turn between them
                 if self.porter is not None:
                     await self.porter.tidy(set(await self._store.blobs()))
                 self._watch_expiry()

@@ -398,3 +398,52 @@ def test_the_outbox_shows_what_waits_cancel_takes_it_back_and_the_log_keeps_it()
                 await tester.cancel("nosuchid")
 
     run(body())
+
+
+def test_a_program_that_was_away_gets_every_message_without_another_one_coming() -> None:
+    many = 500  # more than two pages of the inbox
+
+    async def body() -> None:
+        async with two() as (tester, backend):
+            name = backend.agent
+            receipts = await tester.send_many(name, [f"message {n}" for n in range(many)])
+            await receipts[-1].delivered(PATIENCE_S)
+            read = [each.text async for each in _first(backend.inbox(), many)]
+            assert read == [f"message {n}" for n in range(many)]
+
+            handled: list[str] = []
+            all_handled = asyncio.Event()
+
+            async def handle(letter: meshagent.Letter) -> None:
+                handled.append(letter.text)
+                if len(handled) == many:
+                    all_handled.set()
+
+            handler = asyncio.create_task(backend.on_message(handle))
+            await all_handled.wait()
+            handler.cancel()
+            assert handled == read
+
+    run(body())
+
+
+async def _first(letters: AsyncIterator[meshagent.Letter], many: int) -> AsyncIterator[Any]:
+    for _ in range(many):
+        yield await anext(letters)
+
+
+def test_history_that_is_too_old_goes_however_much_of_it_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("meshagent.node.driver.RETAIN_MS", 0)
+    monkeypatch.setattr("meshagent.node.driver.HOUSE_S", 2.0)
+    monkeypatch.setattr("meshagent.storage.history.RETAIN_ROWS_MAX", 20)
+
+    async def body() -> None:
+        async with two() as (tester, backend):
+            receipts = await tester.send_many(backend.agent, ["old news"] * 500)
+            await receipts[-1].delivered(PATIENCE_S)
+            while await tester.log():
+                await asyncio.sleep(0.05)
+
+    run(body())
