@@ -19,7 +19,7 @@ from typing import Any
 
 import meshagent
 from meshagent.bench.children import Verbs, obey
-from meshagent.node.collector import ease_collector
+from meshagent.node.garbage_collection import ease_garbage_collection
 
 __all__ = ["features"]
 
@@ -165,7 +165,7 @@ async def _opened(
     async with meshagent.join(
         role=role, dir=project, listen="127.0.0.1", discovery="none", peers=peers
     ) as node:
-        ease_collector()  # as `meshagent join` does, and as an embedding program may
+        ease_garbage_collection()  # as `meshagent join` does, and as an embedding program may
         yield {"agent": node.agent, "address": node.addresses[0]}, Agent(node).verbs()
 
 

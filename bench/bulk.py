@@ -21,7 +21,7 @@ from meshagent.bench.contestants import takes_part
 from meshagent.bench.floors import StreamFloor, copy_and_hash
 from meshagent.bench.harness import Setting, interleave, ratio_of, spread_of
 from meshagent.bench.pair import MeshPair
-from meshagent.storage.folder import MeshFolder
+from meshagent.storage.folders.mesh_folder import MeshFolder
 
 __all__ = ["blob_path", "measure", "new_file"]
 

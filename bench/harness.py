@@ -126,7 +126,7 @@ def machine_facts(folder: Path | None = None) -> dict[str, Any]:
     import zmq
 
     from meshagent import __version__
-    from meshagent.storage.mounts import mounted_filesystem
+    from meshagent.storage.folders.mounts import mounted_filesystem
 
     return {
         "meshagent": __version__,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from meshagent.bench.children import Child
-from meshagent.storage.folder import MeshFolder
+from meshagent.storage.folders.mesh_folder import MeshFolder
 
 __all__ = ["MeshPair", "own_environ"]
 

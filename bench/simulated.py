@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from meshagent.bench.children import say
-from meshagent.core.frames import MEMBERS_MAX
-from meshagent.core.types import AgentId
+from meshagent.core.model.peers import AgentId
+from meshagent.core.wire.frames import MEMBERS_MAX
 from meshagent.simulator.swarm import Swarm
 from meshagent.simulator.world import World
 

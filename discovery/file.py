@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
+from meshagent.core.model.peers import Candidate
 from meshagent.core.ports import Announcement
-from meshagent.core.types import Candidate
 from meshagent.discovery.folder_watch import FolderWatch
 from meshagent.discovery.registry import (
     ADDRESSES_MAX,

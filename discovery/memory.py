@@ -11,8 +11,8 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+from meshagent.core.model.peers import Candidate
 from meshagent.core.ports import Announcement
-from meshagent.core.types import Candidate
 
 __all__ = ["MemoryDiscovery", "MemoryLan"]
 

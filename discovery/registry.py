@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshagent.core.types import is_agent_id
+from meshagent.core.model.peers import is_agent_id
 from meshagent.discovery.addresses import is_address
 
 __all__ = [

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from meshagent.core.model.peers import Candidate
 from meshagent.core.ports import Announcement
-from meshagent.core.types import Candidate
 from meshagent.discovery.addresses import format_address, parse_address
 
 __all__ = ["StaticDiscovery"]

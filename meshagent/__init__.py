@@ -30,8 +30,8 @@ from meshagent.errors import (
 )
 
 if TYPE_CHECKING:
-    from meshagent.core.types import Peer, PeerState, Presence
-    from meshagent.sdk import Event, Letter, Node, Receipt, join
+    from meshagent.core.model.peers import Peer, PeerState, Presence
+    from meshagent.sdk import Event, Node, Receipt, ReceivedMessage, join
     from meshagent.sync import SyncNode, join_sync
 
 __all__ = [
@@ -43,7 +43,6 @@ __all__ = [
     "DeliveryTimeout",
     "Event",
     "InviteError",
-    "Letter",
     "LimitReached",
     "MeshError",
     "NoSuchPeer",
@@ -55,6 +54,7 @@ __all__ = [
     "PortBusy",
     "Presence",
     "Receipt",
+    "ReceivedMessage",
     "StorageError",
     "SyncNode",
     "UsageError",
@@ -65,11 +65,11 @@ __all__ = [
 
 _LAZY = {
     "Event": "meshagent.sdk",
-    "Letter": "meshagent.sdk",
+    "ReceivedMessage": "meshagent.sdk",
     "Node": "meshagent.sdk",
-    "Peer": "meshagent.core.types",
-    "PeerState": "meshagent.core.types",
-    "Presence": "meshagent.core.types",
+    "Peer": "meshagent.core.model.peers",
+    "PeerState": "meshagent.core.model.peers",
+    "Presence": "meshagent.core.model.peers",
     "Receipt": "meshagent.sdk",
     "SyncNode": "meshagent.sync",
     "join": "meshagent.sdk",

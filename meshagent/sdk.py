@@ -14,16 +14,24 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from meshagent.core.types import AgentId, Peer
+from meshagent.core.model.peers import AgentId, Peer
 from meshagent.errors import UsageError
-from meshagent.node.letters import Letter, LetterAttachment, Receipt
-from meshagent.node.porter import Attachable
+from meshagent.node.blobs import Attachable
+from meshagent.node.received import Receipt, ReceivedAttachment, ReceivedMessage
 from meshagent.node.subscribers import Event
 
 if TYPE_CHECKING:
-    from meshagent.node.mailroom import Mailroom
+    from meshagent.node.mailbox import Mailbox
 
-__all__ = ["Attachable", "Event", "Letter", "LetterAttachment", "Node", "Receipt", "join"]
+__all__ = [
+    "Attachable",
+    "Event",
+    "Node",
+    "Receipt",
+    "ReceivedAttachment",
+    "ReceivedMessage",
+    "join",
+]
 
 RETRY_S = 0.1  # before a handler gets a message again that it failed on; doubles each time
 
@@ -33,7 +41,7 @@ class Node:
 
     def __init__(self, running: Any) -> None:
         self._driver = running.driver
-        self._mailroom: Mailroom = running.mailroom
+        self._mailroom: Mailbox = running.mailbox
         self.agent: AgentId = running.driver.agent
         """This agent's id."""
         self.role: str = running.driver.profile.role
@@ -67,7 +75,7 @@ class Node:
 
     def status(self, text: str | None = None, *, presence: str | None = None) -> dict[str, Any]:
         """This agent at a glance; with `text` or `presence`, sets what others see first."""
-        from meshagent.node.control import status_view
+        from meshagent.node.control_socket import status_view
 
         if text is not None or presence is not None:
             self._driver.describe(presence, text)
@@ -101,7 +109,7 @@ class Node:
                 ttl_s=ttl, attach=await self._enclose(attach, progress),
             )  # fmt: skip
         else:  # most often: nothing to wait for but the disk
-            (receipt,) = await self._mailroom.drafts.hand_in(
+            (receipt,) = await self._mailroom.submissions.hand_in(
                 recipients, (text,), data, kind, thread, reply_to, ttl
             )
         return receipt
@@ -129,7 +137,7 @@ class Node:
     async def _enclose(
         self, attach: Iterable[Attachable], progress: Callable[[int, int | None], None] | None
     ) -> list[tuple[str, str]]:
-        return [await self._mailroom.porter.enclose(each, progress) for each in attach]
+        return [await self._mailroom.blob_transfers.enclose(each, progress) for each in attach]
 
     async def send_many(
         self, to: str, texts: Iterable[str], *, kind: str = "text", ttl: float | None = None
@@ -138,7 +146,7 @@ class Node:
         recipients = self._mailroom.recipients(to)
         return await self._mailroom.send(recipients, list(texts), kind=kind, ttl_s=ttl)
 
-    async def inbox(self) -> AsyncIterator[Letter]:
+    async def inbox(self) -> AsyncIterator[ReceivedMessage]:
         """Every message that is not done yet, in order, then each as it comes, until the node ends.
 
         A message is durable: one that is not `done` is handed out again by the next iterator.
@@ -149,7 +157,7 @@ class Node:
             while entries := await self._mailroom.entries(after):  # a page at a time
                 for entry in entries:
                     after = entry.position
-                    letter = Letter(entry, self._mailroom)
+                    letter = ReceivedMessage(entry, self._mailroom)
                     for each in letter.attachments:
                         await each.look()
                     yield letter
@@ -157,7 +165,7 @@ class Node:
                 return
 
     async def on_message(
-        self, handler: Callable[[Letter], Awaitable[None]], *, failures_max: int = 5
+        self, handler: Callable[[ReceivedMessage], Awaitable[None]], *, failures_max: int = 5
     ) -> None:
         """Call `handler` for each message; done when it returns, handed out again when it raises.
 

@@ -23,11 +23,11 @@ from meshagent.errors import (
     NotRunning,
     UsageError,
 )
-from meshagent.storage.folder import MeshFolder, find_mesh, personal_mesh
+from meshagent.storage.folders.mesh_folder import MeshFolder, find_mesh, personal_mesh
 
 if TYPE_CHECKING:
-    from meshagent.storage.blobs import BlobStore
-    from meshagent.storage.settings import Settings
+    from meshagent.storage.blobs.store import BlobStore
+    from meshagent.storage.folders.settings import Settings
 
 __all__ = [
     "Session",
@@ -180,7 +180,7 @@ def open_mesh(
 
 def open_blobs(mesh: MeshFolder, settings: Settings | None = None) -> BlobStore:
     """The store of a mesh's attachments on this machine; any process may use it."""
-    from meshagent.storage.blobs import BlobStore
+    from meshagent.storage.blobs.store import BlobStore
 
     settings = settings or mesh.read_settings()
     return BlobStore(mesh.blobs, settings.bytes_of("attachments_quota"))
@@ -234,7 +234,7 @@ def _start_own(mesh: MeshFolder) -> RegistryEntry:
     import fcntl
 
     from meshagent.background import start_in_background
-    from meshagent.storage.files import mapped_errors
+    from meshagent.storage.folders.files import mapped_errors
 
     gate = mesh.path / "start.lock"
     with mapped_errors(gate, "lock"):
@@ -305,8 +305,8 @@ def _how_to_start(registry: Path) -> str:
 
 
 def _agents_of(registry: Path) -> list[str]:
-    from meshagent.storage.agents import list_agents
-    from meshagent.storage.folder import MeshFolder
+    from meshagent.storage.folders.agents import list_agents
+    from meshagent.storage.folders.mesh_folder import MeshFolder
 
     try:
         return [each.agent for each in list_agents(MeshFolder(registry.parent))]

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from meshagent.core.types import Peer
-from meshagent.sdk import Attachable, Letter, LetterAttachment, Node, Receipt, join
+from meshagent.core.model.peers import Peer
+from meshagent.sdk import Attachable, Node, Receipt, ReceivedAttachment, ReceivedMessage, join
 
 __all__ = ["SyncNode", "join_sync"]
 
@@ -42,7 +42,7 @@ class SyncReceipt:
 class SyncAttachment:
     """A file that came with a letter."""
 
-    def __init__(self, attachment: LetterAttachment, node: SyncNode) -> None:
+    def __init__(self, attachment: ReceivedAttachment, node: SyncNode) -> None:
         self._attachment, self._node = attachment, node
         self.name, self.size, self.mime = attachment.name, attachment.size, attachment.mime
         self.sha256 = attachment.sha256
@@ -61,10 +61,10 @@ class SyncAttachment:
         return self._node.run(self._attachment.read())
 
 
-class SyncLetter:
+class SyncMessage:
     """A message that came."""
 
-    def __init__(self, letter: Letter, node: SyncNode) -> None:
+    def __init__(self, letter: ReceivedMessage, node: SyncNode) -> None:
         self._letter, self._node = letter, node
         self.id, self.sender, self.text = letter.id, letter.sender, letter.text
         self.data, self.thread, self.kind = letter.data, letter.thread, letter.kind
@@ -139,7 +139,7 @@ class SyncNode:
         """As `Node.status`."""
         return self.run(self._call(lambda: self.node.status(text, presence=presence)))
 
-    def inbox(self, timeout: float | None = None) -> Iterator[SyncLetter]:
+    def inbox(self, timeout: float | None = None) -> Iterator[SyncMessage]:
         """Messages as they come; ends when none has come for `timeout` seconds."""
         letters = self.node.inbox()
         try:
@@ -148,7 +148,7 @@ class SyncNode:
                     letter = self.run(_next(letters, timeout))
                 except (StopAsyncIteration, TimeoutError):
                     return
-                yield SyncLetter(letter, self)
+                yield SyncMessage(letter, self)
         finally:
             self.run(_close(letters))
 
@@ -161,9 +161,9 @@ class SyncNode:
         self._loop.close()
 
 
-async def _next(letters: Any, timeout: float | None) -> Letter:
+async def _next(letters: Any, timeout: float | None) -> ReceivedMessage:
     async with asyncio.timeout(timeout):
-        letter: Letter = await anext(letters)
+        letter: ReceivedMessage = await anext(letters)
         return letter
 
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from meshagent.core.model.peers import LinkId
 from meshagent.core.ports import LinkEvents
-from meshagent.core.types import LinkId
 from meshagent.errors import LocalProtocolError, PortBusy
 from meshagent.transports.limits import LinkLimits
-from meshagent.transports.telling import tell
+from meshagent.transports.link_events import tell
 
 __all__ = ["MemoryNetwork", "MemoryTransport"]
 

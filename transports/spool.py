@@ -11,7 +11,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from meshagent.core.types import is_agent_id
+from meshagent.core.model.peers import is_agent_id
 from meshagent.errors import LimitReached, StorageError
 
 __all__ = ["Spool", "read", "stream_of"]

@@ -21,8 +21,8 @@ def command(common: Common, folder: str | None, name: str | None) -> None:
 
     Example:  meshagent init
     """
-    from meshagent.core.identity import MeshSecret
-    from meshagent.storage.folder import FOLDER_NAME, MeshFolder
+    from meshagent.core.model.identity import MeshSecret
+    from meshagent.storage.folders.mesh_folder import FOLDER_NAME, MeshFolder
 
     project = Path(folder or common.dir or ".").resolve()
     mesh = MeshFolder(project if project.name == FOLDER_NAME else project / FOLDER_NAME)

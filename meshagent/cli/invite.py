@@ -19,7 +19,7 @@ def command(common: Common) -> None:
 
     Example:  meshagent invite | ssh laptop 'cd project && meshagent join --role tester --invite -'
     """
-    from meshagent.core.invites import Invite, format_invite
+    from meshagent.core.model.invites import Invite, format_invite
     from meshagent.session import choose_agent, open_mesh, running_agents
 
     mesh = open_mesh(common.dir)

@@ -86,7 +86,7 @@ async def _run(
     mesh: Any, options: Any, common: Common, ready_fd: int | None, until_idle: float | None
 ) -> None:
     from meshagent.cli.live import choose_view
-    from meshagent.node.collector import ease_collector
+    from meshagent.node.garbage_collection import ease_garbage_collection
     from meshagent.node.wiring import open_node
 
     async with open_node(mesh, options) as node:
@@ -97,7 +97,7 @@ async def _run(
             node.log.addHandler(logging.StreamHandler(sys.stderr))
         if until_idle is not None:
             node.end_when_idle(until_idle)
-        ease_collector()
+        ease_garbage_collection()
         await _show(node, choose_view(node, common, ready_fd))
     if not common.json:
         notice(f"{node.driver.agent} has left.", common.quiet)
@@ -128,8 +128,8 @@ def _ending_signals() -> list[signal.Signals]:
 
 def _accept_invite(source: str, common: Common) -> tuple[str | None, tuple[str, ...]]:
     """Make the invited mesh in this folder; the mesh folder and the addresses to try."""
-    from meshagent.core.invites import parse_invite
-    from meshagent.storage.folder import FOLDER_NAME, MeshFolder
+    from meshagent.core.model.invites import parse_invite
+    from meshagent.storage.folders.mesh_folder import FOLDER_NAME, MeshFolder
 
     if source != "-":
         raise UsageError(
@@ -151,7 +151,7 @@ def _accept_invite(source: str, common: Common) -> tuple[str | None, tuple[str, 
 
 def _find_agent(mesh: Any, wanted: str) -> Any:
     """The agent of this folder that `--as` means: by id, name or unique prefix."""
-    from meshagent.storage.agents import list_agents
+    from meshagent.storage.folders.agents import list_agents
 
     agents = list_agents(mesh)
     matching = [each for each in agents if wanted in (each.agent, each.agent.rpartition("-")[0])]

@@ -39,7 +39,7 @@ def _wait_for_end(pid: int, lock: os.PathLike[str]) -> None:
     """The lock is the truth: an embedded node ends while its process goes on."""
     from pathlib import Path
 
-    from meshagent.storage.lock import AgentLock
+    from meshagent.storage.folders.agent_lock import AgentLock
 
     deadline = time.monotonic() + END_TIMEOUT_S
     while AgentLock(Path(lock)).holder() is not None:

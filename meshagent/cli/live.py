@@ -66,7 +66,7 @@ class LineView:
         """Show each message beyond this position as it comes."""
         while True:
             came = self.driver.mail_came
-            while rows := await self.node.mailroom.since(after):
+            while rows := await self.node.mailbox.since(after):
                 for _, message in rows:
                     self.message(message)
                 after = rows[-1][0]

@@ -13,10 +13,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from meshagent.errors import MeshError
-from meshagent.storage.pictures import NO_PICTURE, dimensions
+from meshagent.storage.blobs.image_sizes import NO_PICTURE, dimensions
 
 if TYPE_CHECKING:
-    from meshagent.storage.blobs import BlobStore
+    from meshagent.storage.blobs.store import BlobStore
 
 __all__ = ["Graphics", "graphics_of", "picture_text", "previews"]
 

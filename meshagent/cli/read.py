@@ -13,7 +13,7 @@ from meshagent.cli.options import Common, common_options
 from meshagent.cli.output import print_json, terminal_width
 
 if TYPE_CHECKING:
-    from meshagent.storage.folder import MeshFolder
+    from meshagent.storage.folders.mesh_folder import MeshFolder
 
 __all__ = ["command"]
 

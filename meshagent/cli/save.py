@@ -31,7 +31,7 @@ def command(common: Common, ident: str, to: str) -> None:
 
     Example:  meshagent save 7k2m --to shots
     """
-    from meshagent.core.names import file_name
+    from meshagent.core.model.file_names import file_name
     from meshagent.session import attach, open_mesh
 
     mesh = open_mesh(common.dir)
@@ -65,7 +65,7 @@ def _folder(to: str) -> Path:
 
 def _copy(attachment: dict[str, Any], target: Path, line: ProgressLine) -> None:
     """A new file with the blob's bytes; never through a link, never over another file."""
-    from meshagent.storage.refusals import mapped_to_disk_full
+    from meshagent.storage.blobs.errors import mapped_to_disk_full
 
     size = attachment["size"]
     try:
@@ -86,14 +86,14 @@ def _copy(attachment: dict[str, Any], target: Path, line: ProgressLine) -> None:
 
 
 def _names_in(folder: Path) -> list[str]:
-    from meshagent.storage.files import mapped_errors
+    from meshagent.storage.folders.files import mapped_errors
 
     with mapped_errors(folder, "list"):
         return os.listdir(folder)
 
 
 def _opened(path: Path) -> BinaryIO:
-    from meshagent.storage.files import mapped_errors
+    from meshagent.storage.folders.files import mapped_errors
 
     with mapped_errors(path, "read"):
         return path.open("rb")

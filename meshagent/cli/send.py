@@ -18,7 +18,7 @@ from meshagent.cli.output import notice, print_json
 from meshagent.errors import DeliveryTimeout, LimitReached, UsageError
 
 if TYPE_CHECKING:
-    from meshagent.storage.folder import MeshFolder
+    from meshagent.storage.folders.mesh_folder import MeshFolder
 
 __all__ = ["command"]
 
@@ -133,7 +133,7 @@ def _stored(
         return []
     from meshagent.cli.progress import ProgressLine
     from meshagent.session import open_blobs
-    from meshagent.storage.refusals import DiskFull
+    from meshagent.storage.blobs.errors import DiskFull
 
     blobs, stored = open_blobs(mesh), []
     for file in files:

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from meshagent.core.frames import Frame, Mail, Payload
-from meshagent.core.messages import Message, MessageState
-from meshagent.core.ports import Delivered, OutState, Row
-from meshagent.core.types import AgentId, LinkId, Peer
+from meshagent.core.model.messages import Message, MessageState
+from meshagent.core.model.peers import AgentId, LinkId, Peer
+from meshagent.core.model.rows import Delivered, OutState, Row
+from meshagent.core.wire.frames import Frame, Mail, Payload
 
 __all__ = [
     "BlobFailed",

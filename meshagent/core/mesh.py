@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 
-from meshagent.core.attachments import Attachment
-from meshagent.core.codec import decode
-from meshagent.core.delivery import Delivery
+from meshagent.core.delivery.engine import Delivery
+from meshagent.core.delivery.incomplete_messages import Ended
 from meshagent.core.effects import (
     BlobFailed,
     BlobReady,
@@ -23,7 +22,25 @@ from meshagent.core.effects import (
     Send,
     Transmit,
 )
-from meshagent.core.frames import (
+from meshagent.core.links.engine import (
+    LinkDown,
+    LinkReplaced,
+    Links,
+    LinksConfig,
+    LinkUp,
+    Outcome,
+    Unreachable,
+)
+from meshagent.core.membership.engine import LAN, Membership, MembershipConfig
+from meshagent.core.model.attachments import Attachment
+from meshagent.core.model.identity import Signer, Verify
+from meshagent.core.model.messages import Message, MessageState, Texts
+from meshagent.core.model.peers import AgentId, Candidate, LinkId, Peer, PeerState, Presence
+from meshagent.core.model.records import ADDRESSES_MAX, Record
+from meshagent.core.model.rows import Delivered, OutEntry, OutState, PeerRow
+from meshagent.core.transfer.engine import BLOB_FRAMES, Transfer
+from meshagent.core.wire.codec import decode
+from meshagent.core.wire.frames import (
     MEMBERS_MAX,
     Bye,
     Check,
@@ -35,23 +52,6 @@ from meshagent.core.frames import (
     Refuse,
     Welcome,
 )
-from meshagent.core.identity import Signer, Verify
-from meshagent.core.links import (
-    LinkDown,
-    LinkReplaced,
-    Links,
-    LinksConfig,
-    LinkUp,
-    Outcome,
-    Unreachable,
-)
-from meshagent.core.membership import LAN, Membership, MembershipConfig
-from meshagent.core.messages import Message, MessageState, Texts
-from meshagent.core.parcels import Ended
-from meshagent.core.ports import Delivered, OutEntry, OutState, PeerRow
-from meshagent.core.records import ADDRESSES_MAX, Record
-from meshagent.core.transfer import BLOB_FRAMES, Transfer
-from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
 from meshagent.errors import LimitReached, RemoteProtocolError, StorageError
 
 __all__ = ["Mesh"]
@@ -301,16 +301,16 @@ class Mesh:
         """A held message is durable: get what it names, or hand it out when nothing is missing."""
         if self.delivery is None:
             return []
-        parcels = self.delivery.parcels
+        incomplete = self.delivery.incomplete
         effects: list[Effect] = []
         sources = self._sources(sender)
         for each in message.attachments:
-            if each.sha256 in parcels and parcels.limits.is_eager(each):
+            if each.sha256 in incomplete and incomplete.limits.is_eager(each):
                 try:
                     effects += self._want(sender, each, sources, now)
                 except LimitReached as error:
-                    effects += self._end(parcels.failed(each.sha256, error.message), now)
-        return self._route(effects + self._end(parcels.complete(sender, message.id), now), now)
+                    effects += self._end(incomplete.failed(each.sha256, error.message), now)
+        return self._route(effects + self._end(incomplete.complete(sender, message.id), now), now)
 
     def fetch(self, sender: AgentId, attachment: Attachment, now: float) -> list[Effect]:
         """Somebody asks for this one: `BlobReady` or `BlobFailed` follows."""
@@ -326,7 +326,7 @@ class Mesh:
         """Held messages whose time is up."""
         if self.delivery is None:
             return []
-        ended = self.delivery.parcels.expired(self._wall_ms(now))
+        ended = self.delivery.incomplete.expired(self._wall_ms(now))
         return self._route(self._end(ended, now), now)
 
     def _want(
@@ -384,12 +384,12 @@ class Mesh:
                     effects.append(outcome)
                     self._fetched.discard(sha256)
                     if self.delivery is not None:
-                        queue += self._end(self.delivery.parcels.ready(sha256), now)
+                        queue += self._end(self.delivery.incomplete.ready(sha256), now)
                 case BlobFailed(sha256, why):
                     effects.append(outcome)
                     self._fetched.discard(sha256)
                     if self.delivery is not None:
-                        queue += self._end(self.delivery.parcels.failed(sha256, why), now)
+                        queue += self._end(self.delivery.incomplete.failed(sha256, why), now)
         return effects
 
     def _connected(self, agent: AgentId, now: float) -> list[Effect]:
@@ -405,7 +405,7 @@ class Mesh:
             if each.state is not MessageState.DELIVERED:
                 blobs = {a.sha256 for a in each.message.attachments} - self._fetched
                 for sha256 in blobs:
-                    if sha256 not in self.delivery.parcels:
+                    if sha256 not in self.delivery.incomplete:
                         effects += self.transfer.unwant(sha256, now)
         return effects
 

@@ -7,41 +7,20 @@ rows. It may import this package's types and `meshagent.errors`, and nothing els
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import count, repeat
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from meshagent.core.types import Candidate, LinkId
+from meshagent.core.model.peers import Candidate, LinkId
+from meshagent.core.model.rows import InEntry, LogEntry, MailStart, OutEntry, PeerRow, Row
 from meshagent.errors import MeshError
 
 __all__ = [
     "Announcement",
-    "Arrived",
-    "Delivered",
     "Discovery",
-    "InEntry",
-    "InRow",
-    "InState",
-    "InTexts",
     "LinkEvents",
-    "LogEntry",
-    "MailStart",
-    "NewEpoch",
-    "OutEntry",
-    "OutRow",
-    "OutState",
-    "OutTexts",
-    "PeerRow",
-    "Receipt",
-    "Row",
     "Store",
-    "StreamStart",
     "Transport",
-    "TurnedAway",
-    "Watermark",
-    "singly",
 ]
 
 
@@ -115,262 +94,6 @@ class Discovery(Protocol):
 
     async def close(self) -> None:
         """Withdraw the announcement and stop; no candidate is reported afterwards."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerRow:
-    """What is remembered of a peer across restarts: its pinned key and where it last answered."""
-
-    agent: str
-    key: bytes
-    addresses: tuple[str, ...]
-
-
-class OutRow(NamedTuple):
-    """A message that was accepted for a peer: it is pending until an OutState settles it."""
-
-    peer: str
-    epoch: bytes
-    seq: int
-    id: str
-    body: bytes
-    expires_ms: int
-    blobs: tuple[bytes, ...] = ()
-    """The SHA-256 of each of its attachments."""
-
-    @property
-    def attached(self) -> bool:
-        """Whether its recipient says that it was delivered when it has its attachments too."""
-        return bool(self.blobs)
-
-
-class OutTexts(NamedTuple):
-    """Messages that were accepted for a peer together, numbered from `first` on, as columns: a row
-    for each takes five times as long to write. Nothing is attached to them, and none expires."""
-
-    peer: str
-    epoch: bytes
-    first: int
-    ids: Sequence[str]
-    bodies: Sequence[bytes]
-
-    def rows(self) -> list[OutRow]:
-        """One for each."""
-        return list(map(_out_row, zip(
-            repeat(self.peer), repeat(self.epoch), count(self.first), self.ids, self.bodies,
-            repeat(0), repeat(()), strict=False,
-        )))  # fmt: skip
-
-
-class OutState(NamedTuple):
-    """How far a message to `peer` has come; `reason` says why when it was refused.
-
-    `taken`: the recipient has it and fetches its attachments, so its number is settled, while how
-    it ends is still to be said.
-    """
-
-    peer: str
-    seq: int
-    id: str
-    state: str
-    reason: str
-    at_ms: int
-    taken: bool = False
-
-
-class Delivered(NamedTuple):
-    """All messages to `peer` from number `first` to `last` that are not settled have arrived."""
-
-    peer: str
-    first: int
-    last: int
-    at_ms: int
-
-
-class Receipt(NamedTuple):
-    """What a recipient says later about a message of ours.
-
-    `seen` or `done`; of one that it had to complete first, `delivered`, `refused` or `expired`.
-    """
-
-    peer: str
-    id: str
-    state: str
-    at_ms: int
-    reason: str = ""
-
-
-class InRow(NamedTuple):
-    """A message that came; kept once, whatever number and epoch it comes under again."""
-
-    sender: str
-    epoch: bytes
-    seq: int
-    id: str
-    body: bytes
-    received_ms: int
-    blobs: tuple[bytes, ...] = ()
-    """The SHA-256 of each of its attachments; with any, it is held until it has `Arrived`."""
-
-
-class InTexts(NamedTuple):
-    """Messages that came together, numbered from `first` on, with nothing attached: as columns."""
-
-    sender: str
-    epoch: bytes
-    first: int
-    ids: Sequence[str]
-    bodies: Sequence[bytes]
-    received_ms: int
-
-    def rows(self) -> list[InRow]:
-        """One for each."""
-        return list(map(_in_row, zip(
-            repeat(self.sender), repeat(self.epoch), count(self.first), self.ids, self.bodies,
-            repeat(self.received_ms), repeat(()), strict=False,
-        )))  # fmt: skip
-
-
-_out_row, _in_row = partial(tuple.__new__, OutRow), partial(tuple.__new__, InRow)  # twice as quick
-
-
-class Arrived(NamedTuple):
-    """The attachments of a held message are here: from now on it is visible, behind all others."""
-
-    sender: str
-    id: str
-
-
-class TurnedAway(NamedTuple):
-    """A held message can't be completed: it is dropped, and its sender is told."""
-
-    sender: str
-    id: str
-
-
-class InState(NamedTuple):
-    """What became of a message in the inbox: `unread`, `seen`, `done` or `parked`.
-
-    `failures` counts how often a handler failed on it.
-    """
-
-    sender: str
-    id: str
-    state: str
-    failures: int
-    at_ms: int
-
-
-class Watermark(NamedTuple):
-    """All up to `seq` of this sender's epoch have come, the last with hash `last`.
-
-    `exceptions` are those of them that were refused (with the reason) or withdrawn (without), as
-    long as the sender may still ask; of the others the last, to say that they were forgotten.
-    """
-
-    sender: str
-    epoch: bytes
-    seq: int
-    last: bytes
-    exceptions: tuple[tuple[int, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NewEpoch:
-    """Number all that is pending anew, from 1 for each peer, under this epoch."""
-
-    epoch: bytes
-
-
-Row = (
-    PeerRow
-    | OutRow
-    | OutTexts
-    | OutState
-    | Delivered
-    | Receipt
-    | InRow
-    | InTexts
-    | Arrived
-    | TurnedAway
-    | InState
-    | Watermark
-    | NewEpoch
-)
-"""What a Persist effect may carry."""
-
-
-def singly(rows: Iterable[Row]) -> Iterator[Row]:
-    """The same, with a row for each message."""
-    for row in rows:
-        if type(row) is OutTexts or type(row) is InTexts:
-            yield from row.rows()
-        else:
-            yield row
-
-
-@dataclass(frozen=True, slots=True)
-class StreamStart:
-    """Where the stream to a peer stands after a restart: numbers `floor` to `next_seq` - 1 wait."""
-
-    peer: str
-    floor: int
-    next_seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class MailStart:
-    """All that delivery needs to begin again where it was. Watermarks of one sender by age.
-
-    `taken` are those whose recipients fetch their attachments: peer and id.
-    """
-
-    epoch: bytes
-    streams: tuple[StreamStart, ...]
-    watermarks: tuple[Watermark, ...]
-    unread: int
-    taken: tuple[tuple[str, str], ...] = ()
-
-
-class OutEntry(NamedTuple):
-    """A message of ours as it is kept. `settled`: the recipient needs no word on it any more."""
-
-    peer: str
-    seq: int
-    id: str
-    body: bytes
-    state: str
-    reason: str
-    expires_ms: int
-    accepted_ms: int
-    changed_ms: int
-    settled: bool
-    attached: bool = False
-
-
-class InEntry(NamedTuple):
-    """A message in the inbox. `position` grows with each one that becomes visible."""
-
-    position: int
-    sender: str
-    id: str
-    body: bytes
-    received_ms: int
-    state: str
-    failures: int
-    changed_ms: int
-
-
-class LogEntry(NamedTuple):
-    """One message in the audit trail; `direction` is `in` or `out`."""
-
-    direction: str
-    peer: str
-    id: str
-    body: bytes
-    at_ms: int
-    state: str
-    reason: str
 
 
 class Store(Protocol):
@@ -464,7 +187,7 @@ class Store(Protocol):
         """Become what that copy holds, under a new epoch; the store is open before and after."""
 
     async def facts(self) -> Mapping[str, str]:
-        """Journal mode, sync level, schema version: for `doctor`."""
+        """CommitLog mode, sync level, schema version: for `doctor`."""
 
     async def close(self) -> None:
         """Release the file and its thread."""

@@ -14,20 +14,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from meshagent._version import __version__
-from meshagent.core.identity import MeshSecret
+from meshagent.core.model.identity import MeshSecret
 from meshagent.diagnosis import files, folder, network, nodes, peers, probes
 from meshagent.diagnosis.finding import Finding, State, few, note, ok, problem
 from meshagent.discovery.addresses import is_address
 from meshagent.discovery.registry import RegistryEntry
 from meshagent.errors import MeshError
 from meshagent.session import Session, open_blobs, runtime_folder
-from meshagent.storage.agents import list_agents
-from meshagent.storage.auditing import audit, held_in
-from meshagent.storage.folder import KEY_KIND, MeshFolder
-from meshagent.storage.importing import Progress
-from meshagent.storage.mounts import mounted_filesystem
-from meshagent.storage.settings import Settings
-from meshagent.storage.sweeping import DAMAGED
+from meshagent.storage.blobs.garbage import DAMAGED
+from meshagent.storage.blobs.importing import Progress
+from meshagent.storage.blobs.verification import audit, held_in
+from meshagent.storage.folders.agents import list_agents
+from meshagent.storage.folders.mesh_folder import KEY_KIND, MeshFolder
+from meshagent.storage.folders.mounts import mounted_filesystem
+from meshagent.storage.folders.settings import Settings
 
 __all__ = ["examine"]
 

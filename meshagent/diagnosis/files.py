@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshagent.core.names import display_name
+from meshagent.core.model.file_names import display_name
 from meshagent.diagnosis.finding import Finding, few, note, ok, problem
-from meshagent.storage.auditing import Audit
-from meshagent.storage.refusals import as_size
+from meshagent.storage.blobs.errors import as_size
+from meshagent.storage.blobs.verification import Audit
 
 __all__ = ["Naming", "check_damaged", "check_lost", "check_store", "namings"]
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from meshagent.diagnosis.finding import Finding, few, note, ok, problem, span
 from meshagent.discovery.registry import FILES_MAX, RegistryEntry, read_entry
 from meshagent.errors import MeshError
-from meshagent.storage.agents import KEY_KIND as AGENT_KEY_KIND
-from meshagent.storage.agents import AgentFolder
-from meshagent.storage.files import read_bounded
-from meshagent.storage.folder import FOLDER_NAME, MeshFolder, find_mesh, personal_mesh
-from meshagent.storage.keyfile import KEY_FILE_BYTES_MAX, format_key
-from meshagent.storage.lock import AgentLock
-from meshagent.storage.mounts import is_network_filesystem
+from meshagent.storage.folders.agent_lock import AgentLock
+from meshagent.storage.folders.agents import KEY_KIND as AGENT_KEY_KIND
+from meshagent.storage.folders.agents import AgentFolder
+from meshagent.storage.folders.files import read_bounded
+from meshagent.storage.folders.key_files import KEY_FILE_BYTES_MAX, format_key
+from meshagent.storage.folders.mesh_folder import FOLDER_NAME, MeshFolder, find_mesh, personal_mesh
+from meshagent.storage.folders.mounts import is_network_filesystem
 
 __all__ = [
     "AgentFacts",
@@ -194,7 +194,7 @@ def look_at_agent(folder: AgentFolder, listed: frozenset[str]) -> AgentFacts:
 
 
 def _whose_key(folder: AgentFolder, name: str, seed: bytes) -> tuple[str, str]:
-    from meshagent.core.identity import Identity
+    from meshagent.core.model.identity import Identity
 
     identity = Identity(name, seed)
     if identity.agent == folder.agent:

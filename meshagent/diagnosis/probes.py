@@ -281,12 +281,12 @@ def _opens(host: str, port: int, door: tuple[bytes, bytes]) -> bool:
     import zmq
     from nacl.public import PrivateKey
 
-    from meshagent.core.codec import encode
-    from meshagent.core.frames import Bye
+    from meshagent.core.wire.codec import encode
+    from meshagent.core.wire.frames import Bye
     from meshagent.discovery.addresses import format_address
     from meshagent.transports.limits import LinkLimits
-    from meshagent.transports.monitor import DIALLING_EVENTS, Monitor, dialled_end
-    from meshagent.transports.sockets import Keys, open_dealer
+    from meshagent.transports.zmq.monitor import DIALLING_EVENTS, Monitor, dialled_end
+    from meshagent.transports.zmq.sockets import Keys, open_dealer
 
     own = PrivateKey.generate()  # an agent's own key would look like a second node of that agent
     with zmq.Context() as context:

@@ -9,12 +9,12 @@ import os
 import shutil
 from dataclasses import dataclass
 
-from meshagent.core.identity import SEED_BYTES, Identity
-from meshagent.core.types import check_agent_id, check_name
+from meshagent.core.model.identity import SEED_BYTES, Identity
+from meshagent.core.model.peers import check_agent_id, check_name
 from meshagent.errors import AlreadyRunning, CorruptFile, MeshError, NoSuchPeer
-from meshagent.storage.agents import AgentFolder, AgentInfo, create_agent, list_agents
-from meshagent.storage.folder import MeshFolder
-from meshagent.storage.lock import AgentLock
+from meshagent.storage.folders.agent_lock import AgentLock
+from meshagent.storage.folders.agents import AgentFolder, AgentInfo, create_agent, list_agents
+from meshagent.storage.folders.mesh_folder import MeshFolder
 
 __all__ = ["LockedAgent", "check_words", "take_agent"]
 

@@ -21,9 +21,9 @@ from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from meshagent.core.attachments import Attachment, AttachmentLimits
-from meshagent.core.codec import encode
-from meshagent.core.delivery import Delivery
+from meshagent.core.delivery.engine import Delivery
+from meshagent.core.delivery.incomplete_messages import IncompleteMessages
+from meshagent.core.delivery.spool_files import Drop
 from meshagent.core.effects import (
     Accepted,
     CloneFound,
@@ -45,27 +45,17 @@ from meshagent.core.effects import (
     must_wait,
     overtakes,
 )
-from meshagent.core.frames import Mail, MailAck
-from meshagent.core.identity import Identity, MeshSecret, verify
 from meshagent.core.mesh import Mesh
-from meshagent.core.messages import Message, MessageState, Texts, parse_body
-from meshagent.core.parcels import Parcels
-from meshagent.core.ports import (
-    Announcement,
-    Delivered,
-    Discovery,
-    NewEpoch,
-    OutEntry,
-    OutState,
-    PeerRow,
-    Row,
-    Store,
-    Transport,
-)
-from meshagent.core.records import STATUS_CHARACTERS_MAX, Record
-from meshagent.core.spooling import Drop
-from meshagent.core.transfer import Transfer
-from meshagent.core.types import AgentId, Candidate, LinkId, Peer, PeerState, Presence
+from meshagent.core.model.attachments import Attachment, AttachmentLimits
+from meshagent.core.model.identity import Identity, MeshSecret, verify
+from meshagent.core.model.messages import Message, MessageState, Texts, parse_body
+from meshagent.core.model.peers import AgentId, Candidate, LinkId, Peer, PeerState, Presence
+from meshagent.core.model.records import STATUS_CHARACTERS_MAX, Record
+from meshagent.core.model.rows import Delivered, NewEpoch, OutEntry, OutState, PeerRow, Row
+from meshagent.core.ports import Announcement, Discovery, Store, Transport
+from meshagent.core.transfer.engine import Transfer
+from meshagent.core.wire.codec import encode
+from meshagent.core.wire.frames import Mail, MailAck
 from meshagent.errors import (
     CloneRunning,
     LimitReached,
@@ -74,9 +64,9 @@ from meshagent.errors import (
     StorageError,
     UsageError,
 )
-from meshagent.node.letters import ReceiptBook
-from meshagent.node.local_post import LocalPost
-from meshagent.node.porter import BLOB_EFFECTS, Porter
+from meshagent.node.blobs import BLOB_EFFECTS, BlobTransfers
+from meshagent.node.received import ReceiptBook
+from meshagent.node.spool import SpoolDriver
 from meshagent.node.subscribers import Event, Subscribers
 from meshagent.node.views import peer_view
 
@@ -129,8 +119,8 @@ class Driver:
         store: Store,
         discoveries: Sequence[Discovery],
         log: logging.Logger,
-        post: LocalPost | None = None,
-        porter: Porter | None = None,
+        post: SpoolDriver | None = None,
+        blob_transfers: BlobTransfers | None = None,
         limits: AttachmentLimits | None = None,
         rng: random.Random | None = None,
         room: Callable[[], int] = lambda: ROOM_BYTES_MIN,
@@ -162,8 +152,8 @@ class Driver:
         self._notes: list[OutState | Delivered] = []
         self._note_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.post = post or LocalPost()
-        self.porter = porter
+        self.post = post or SpoolDriver()
+        self.blob_transfers = blob_transfers
         self.limits = limits or AttachmentLimits()
         self._room = room
         self.receipts = ReceiptBook()
@@ -204,10 +194,10 @@ class Driver:
         )  # fmt: skip
         self._mesh.remember(remembered, self.loop.time())
         self.log.info("joined as %s at %s", self.agent, ", ".join(self.addresses))
-        if self.porter is not None:
-            self._started.append(self.porter.close)
-            await self.porter.start(self)
-        for sender, message in delivery.parcels.held():
+        if self.blob_transfers is not None:
+            self._started.append(self.blob_transfers.close)
+            await self.blob_transfers.start(self)
+        for sender, message in delivery.incomplete.held():
             self.perform(self._mesh.collect(sender, message, self.loop.time()))
         self._started.append(self.post.close)
         await self.post.start(self)
@@ -475,19 +465,19 @@ class Driver:
     async def _delivery(self) -> Delivery:
         """An engine that begins where the disk stands."""
         mail, withdrawn = await self._store.mail_start(), await self._store.withdrawn()
-        parcels = Parcels(self.limits)
+        incomplete = IncompleteMessages(self.limits)
         for entry in await self._store.receiving():
-            parcels.hold(AgentId(entry.sender), parse_body(entry.body), len(entry.body))
+            incomplete.hold(AgentId(entry.sender), parse_body(entry.body), len(entry.body))
         return Delivery(
             mail.epoch, mail.streams, mail.watermarks, mail.unread, self._rng,
-            withdrawn=withdrawn, parcels=parcels, taken=mail.taken,
+            withdrawn=withdrawn, incomplete=incomplete, taken=mail.taken,
         )  # fmt: skip
 
     def _go_on_with(self, delivery: Delivery) -> None:
         """Use this engine from now on, and go on with what it holds."""
         now = self.loop.time()
         self.perform(self.mesh.deliver_with(delivery, now))
-        for sender, message in delivery.parcels.held():
+        for sender, message in delivery.incomplete.held():
             self.perform(self.mesh.collect(sender, message, now))
 
     def _wall_ms(self, now: float) -> int:
@@ -521,7 +511,7 @@ class Driver:
             self.perform(self._mesh.relay(answer(*arguments, now), now))
 
     def fetch(self, sender: AgentId, attachment: Attachment) -> None:
-        """Get this blob; the porter hears when it is here."""
+        """Get this blob; the blob_transfers hears when it is here."""
         self.perform(self.mesh.fetch(sender, attachment, self.loop.time()))
 
     async def names_blob(self, sha256: bytes, peer: AgentId, direction: str) -> bool:
@@ -554,8 +544,8 @@ class Driver:
                 self.perform(self.mesh.expire(self.loop.time()))
                 while await self._store.retain(now_ms, RETAIN_MS, RETAIN_BYTES):
                     pass  # a step at a time: commits that wait have their turn between them
-                if self.porter is not None:
-                    await self.porter.tidy(set(await self._store.blobs()))
+                if self.blob_transfers is not None:
+                    await self.blob_transfers.tidy(set(await self._store.blobs()))
                 self._watch_expiry()
                 due_ms = await self._store.next_expiry()
             except MeshError as error:
@@ -572,7 +562,7 @@ class Driver:
 
     def _next_held_expiry(self) -> int | None:
         delivery = self.mesh.delivery
-        return delivery.parcels.next_expiry() if delivery is not None else None
+        return delivery.incomplete.next_expiry() if delivery is not None else None
 
     def _watch_expiry(self) -> None:
         """At its time, by a timer of its own: others' mail must not make us keep house."""
@@ -862,8 +852,8 @@ class Driver:
                 collect.append((sender, message))
             case CountUnread():
                 self._count_unread()
-            case _ if self.porter is not None:
-                self.porter.perform(effect)
+            case _ if self.blob_transfers is not None:
+                self.blob_transfers.perform(effect)
 
     def _collect(self, held: Sequence[tuple[AgentId, Message]]) -> None:
         """These are durable: get what they name."""

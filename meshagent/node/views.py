@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from meshagent.core.types import Peer
+from meshagent.core.model.peers import Peer
 
 __all__ = ["iso", "peer_view"]
 

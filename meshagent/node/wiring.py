@@ -23,25 +23,25 @@ from functools import partial
 from pathlib import Path
 
 from meshagent._version import __version__
-from meshagent.core.addressing import Known
-from meshagent.core.attachments import AttachmentLimits
-from meshagent.core.identity import MeshSecret
+from meshagent.core.model.addressing import Known
+from meshagent.core.model.attachments import AttachmentLimits
+from meshagent.core.model.identity import MeshSecret
+from meshagent.core.model.peers import AgentId, Candidate, veil
+from meshagent.core.model.records import HOST_CHARACTERS_MAX
 from meshagent.core.ports import Announcement, Discovery
-from meshagent.core.records import HOST_CHARACTERS_MAX
-from meshagent.core.types import AgentId, Candidate, veil
 from meshagent.errors import MeshError, StorageError, UsageError
 from meshagent.node.agents import LockedAgent, check_words, take_agent
-from meshagent.node.control import ControlServer
+from meshagent.node.blobs import BlobTransfers
+from meshagent.node.control_socket import ControlServer
+from meshagent.node.daily_backups import keep_snapshots
 from meshagent.node.driver import Driver, Profile
-from meshagent.node.local_post import FolderPost
-from meshagent.node.mailroom import Mailroom
-from meshagent.node.porter import Porter
-from meshagent.node.snapshots import keep_snapshots
+from meshagent.node.mailbox import Mailbox
+from meshagent.node.spool import FolderPost
 from meshagent.session import open_blobs, runtime_folder
-from meshagent.storage.agents import AgentFolder, list_agents
-from meshagent.storage.files import mapped_errors
-from meshagent.storage.folder import MeshFolder
-from meshagent.storage.settings import DISCOVERY_CHOICES, Settings
+from meshagent.storage.folders.agents import AgentFolder, list_agents
+from meshagent.storage.folders.files import mapped_errors
+from meshagent.storage.folders.mesh_folder import MeshFolder
+from meshagent.storage.folders.settings import DISCOVERY_CHOICES, Settings
 
 __all__ = ["JoinOptions", "RunningNode", "check_options", "open_node"]
 
@@ -70,7 +70,7 @@ class RunningNode:
     """A node that has joined."""
 
     driver: Driver
-    mailroom: Mailroom
+    mailbox: Mailbox
     agent: LockedAgent
     mesh: MeshFolder
     warnings: list[str]
@@ -82,7 +82,7 @@ class RunningNode:
         self.driver.spawn(self._watch_idle(after_s))
 
     async def _watch_idle(self, after_s: float) -> None:
-        while self.control.idle_s() < after_s or await self.mailroom.waits():  # noqa: ASYNC110
+        while self.control.idle_s() < after_s or await self.mailbox.waits():  # noqa: ASYNC110
             await asyncio.sleep(min(IDLE_CHECK_S, after_s))
         self.driver.end()
 
@@ -117,15 +117,15 @@ async def open_node(mesh: MeshFolder, options: JoinOptions) -> AsyncIterator[Run
             if lost:
                 log.warning(lost)
             peers = (*settings.peers, *options.peers)
-            driver, mailroom = _assemble(mesh, agent, secret, settings, host, sources, peers, log)
-            control = ControlServer(driver, mailroom, _control_path(agent), log)
+            driver, mailbox = _assemble(mesh, agent, secret, settings, host, sources, peers, log)
+            control = ControlServer(driver, mailbox, _control_path(agent), log)
             await control.start()
             try:
                 await driver.start(host, ports or (_own_port(agent), 0))
                 driver.spawn(keep_snapshots(driver, agent.folder.path / "backups"))
                 joined = True
                 warnings = [*mesh.warnings, *agent.folder.warnings, *([lost] if lost else [])]
-                yield RunningNode(driver, mailroom, agent, mesh, warnings, log, control)
+                yield RunningNode(driver, mailbox, agent, mesh, warnings, log, control)
             finally:
                 await driver.stop()
                 await control.close()
@@ -144,10 +144,10 @@ def _assemble(
     sources: frozenset[str],
     peers: Sequence[str],
     log: logging.Logger,
-) -> tuple[Driver, Mailroom]:
-    from meshagent.storage.sqlite import SqliteStore
+) -> tuple[Driver, Mailbox]:
+    from meshagent.storage.mail.sqlite_store import SqliteStore
     from meshagent.transports.spool import Spool
-    from meshagent.transports.zmq import ZmqTransport
+    from meshagent.transports.zmq.transport import ZmqTransport
 
     identity = agent.identity
     transport = ZmqTransport(*secret.door(), identity.curve_public, identity.curve_secret)
@@ -162,14 +162,18 @@ def _assemble(
         lambda peer: (mesh.agents / peer).is_dir(),
     )  # fmt: skip
     blobs = open_blobs(mesh, settings)
-    porter = Porter(blobs, agent.folder.path / "blobs", lambda peer: (mesh.agents / peer).is_dir())
+    blob_transfers = BlobTransfers(
+        blobs, agent.folder.path / "blobs", lambda peer: (mesh.agents / peer).is_dir()
+    )
     room = partial(_free_bytes, agent.folder.path)
     limits = AttachmentLimits(
         settings.bytes_of("attachments_eager"), settings.bytes_of("attachments_each"),
         settings.attachments_count, settings.attachments_types,
     )  # fmt: skip
-    driver = Driver(profile, transport, store, discoveries, log, post, porter, limits, room=room)
-    return driver, Mailroom(driver, store, porter, lambda: _known(mesh, driver))
+    driver = Driver(
+        profile, transport, store, discoveries, log, post, blob_transfers, limits, room=room
+    )
+    return driver, Mailbox(driver, store, blob_transfers, lambda: _known(mesh, driver))
 
 
 def _free_bytes(folder: Path) -> int:
@@ -206,7 +210,7 @@ def _discoveries(
     if peers:
         found.append(StaticDiscovery(peers))
     if "mdns" in sources:
-        from meshagent.discovery.mdns import MdnsDiscovery
+        from meshagent.discovery.mdns.source import MdnsDiscovery
 
         found.append(_Veiled(MdnsDiscovery([host] if host else None)))
     return found
@@ -307,7 +311,7 @@ def _cant_listen(error: OSError, host: str, port: int) -> MeshError:
     import zmq
 
     from meshagent.discovery.addresses import format_address
-    from meshagent.transports.sockets import mesh_error
+    from meshagent.transports.zmq.sockets import mesh_error
 
     where = format_address(host or "*", port) if port else host
     return mesh_error(zmq.ZMQError(error.errno), where)

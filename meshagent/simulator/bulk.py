@@ -14,8 +14,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from meshagent.core import chunks
-from meshagent.core.chunks import chunk_count
 from meshagent.core.effects import (
     BlobFailed,
     BlobProgress,
@@ -30,11 +28,13 @@ from meshagent.core.effects import (
     Send,
     WriteChunk,
 )
-from meshagent.core.frames import BlobChunk, Frame
-from meshagent.core.pulling import PullingConfig
-from meshagent.core.serving import ServingConfig
-from meshagent.core.transfer import Transfer
-from meshagent.core.types import AgentId
+from meshagent.core.model.peers import AgentId
+from meshagent.core.transfer import chunks
+from meshagent.core.transfer.chunks import chunk_count
+from meshagent.core.transfer.downloads import DownloadConfig
+from meshagent.core.transfer.engine import Transfer
+from meshagent.core.transfer.uploads import UploadConfig
+from meshagent.core.wire.frames import BlobChunk, Frame
 from meshagent.simulator.world import World
 
 __all__ = ["Bulk", "BulkNode", "Store", "grant_of", "small_chunks"]
@@ -303,12 +303,12 @@ class Bulk:
         self,
         seed: int,
         stores: list[int],
-        pulling: PullingConfig | None = None,
-        serving: ServingConfig | None = None,
+        pulling: DownloadConfig | None = None,
+        serving: UploadConfig | None = None,
     ) -> None:
         """One agent for each entry of `stores`: those with equal numbers share a machine."""
         self.world = World(seed)
-        self.pulling, self.serving = pulling or PullingConfig(), serving or ServingConfig()
+        self.pulling, self.serving = pulling or DownloadConfig(), serving or UploadConfig()
         shared = {at: Store() for at in stores}
         names = [f"n{at}" for at in range(len(stores))]
         self.nodes = {

@@ -9,16 +9,16 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from meshagent.core.messages import PROGRESS, MessageState
-from meshagent.core.outgoing import WITHDRAWN
-from meshagent.core.ports import (
+from meshagent.core.delivery.send_stream import WITHDRAWN
+from meshagent.core.model.messages import PROGRESS, MessageState
+from meshagent.core.model.rows import (
     Delivered,
     InRow,
     NewEpoch,
     OutEntry,
     OutRow,
     OutState,
-    Receipt,
+    ReceiptRow,
     Row,
     StreamStart,
     Watermark,
@@ -55,7 +55,7 @@ class Disk:
     inbox: list[InRow] = field(default_factory=list)
     ids: set[tuple[str, str]] = field(default_factory=set)
     marks: dict[tuple[str, bytes], Watermark] = field(default_factory=dict)
-    receipts: list[Receipt] = field(default_factory=list)
+    receipts: list[ReceiptRow] = field(default_factory=list)
     ended: dict[str, MessageState] = field(default_factory=dict)
     renumbered: set[str] = field(default_factory=set)
     dealt_with: int = 0
@@ -87,7 +87,7 @@ class Disk:
                 case Watermark():
                     self.marks.pop((row.sender, row.epoch), None)
                     self.marks[row.sender, row.epoch] = row
-                case Receipt():
+                case ReceiptRow():
                     self.receipts.append(row)
                 case NewEpoch(epoch):
                     self._renumber(epoch)

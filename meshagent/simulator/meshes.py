@@ -10,7 +10,6 @@ import hashlib
 import random
 from collections.abc import Sequence
 
-from meshagent.core.codec import encode
 from meshagent.core.effects import (
     CloneFound,
     CloseLink,
@@ -20,11 +19,12 @@ from meshagent.core.effects import (
     Persist,
     Transmit,
 )
-from meshagent.core.identity import Identity, MeshSecret, verify
 from meshagent.core.mesh import Mesh
-from meshagent.core.ports import PeerRow
-from meshagent.core.records import Record
-from meshagent.core.types import AgentId, Candidate, LinkId, PeerState, Presence
+from meshagent.core.model.identity import Identity, MeshSecret, verify
+from meshagent.core.model.peers import AgentId, Candidate, LinkId, PeerState, Presence
+from meshagent.core.model.records import Record
+from meshagent.core.model.rows import PeerRow
+from meshagent.core.wire.codec import encode
 from meshagent.simulator.network import Network
 from meshagent.simulator.world import World
 

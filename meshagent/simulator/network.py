@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from meshagent.core.types import LinkId
+from meshagent.core.model.peers import LinkId
 from meshagent.simulator.world import World
 
 __all__ = ["Endpoint", "Faults", "Network"]

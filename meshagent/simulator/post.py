@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 
-from meshagent.core.delivery import Delivery, DeliveryConfig
+from meshagent.core.delivery.engine import Delivery, DeliveryConfig
+from meshagent.core.delivery.send_stream import WITHDRAWN
 from meshagent.core.effects import (
     Accepted,
     CountUnread,
@@ -27,11 +28,10 @@ from meshagent.core.effects import (
     must_wait,
     overtakes,
 )
-from meshagent.core.frames import EPOCH_BYTES, MAIL_ITEMS_MAX, Frame, Mail
-from meshagent.core.messages import PROGRESS, Message, MessageIds, MessageState, Texts
-from meshagent.core.outgoing import WITHDRAWN
-from meshagent.core.ports import Delivered, OutEntry, OutState, Row
-from meshagent.core.types import AgentId
+from meshagent.core.model.messages import PROGRESS, Message, MessageIds, MessageState, Texts
+from meshagent.core.model.peers import AgentId
+from meshagent.core.model.rows import Delivered, OutEntry, OutState, Row
+from meshagent.core.wire.frames import EPOCH_BYTES, MAIL_ITEMS_MAX, Frame, Mail
 from meshagent.errors import LimitReached
 from meshagent.simulator.disk import Disk
 from meshagent.simulator.world import World

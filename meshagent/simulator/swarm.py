@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from meshagent.core.effects import Effect, PeerChanged, Send
-from meshagent.core.frames import MEMBERS_MAX, Frame
-from meshagent.core.identity import agent_id_for
-from meshagent.core.membership import LAN, Membership, MembershipConfig
-from meshagent.core.records import Record, Signed, parse_update
-from meshagent.core.types import AgentId, PeerState, Presence
+from meshagent.core.membership.engine import LAN, Membership, MembershipConfig
+from meshagent.core.model.identity import agent_id_for
+from meshagent.core.model.peers import AgentId, PeerState, Presence
+from meshagent.core.model.records import Record, Signed, parse_update
+from meshagent.core.wire.frames import MEMBERS_MAX, Frame
 from meshagent.simulator.world import World
 
 __all__ = ["Conditions", "HashSigner", "Swarm", "hash_verify"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshagent.bench.agent import Agent
 from meshagent.bench.bulk import MIB, blob_path, new_file
-from meshagent.storage.folder import MeshFolder
+from meshagent.storage.folders.mesh_folder import MeshFolder
 
 
 class FakeReceipt:

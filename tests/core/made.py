@@ -7,9 +7,14 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from meshagent.core.codec import encode
 from meshagent.core.effects import CloseLink, Effect, Transmit
-from meshagent.core.frames import (
+from meshagent.core.links.handshake import make_hello
+from meshagent.core.mesh import Mesh
+from meshagent.core.model.identity import Identity, MeshSecret, verify
+from meshagent.core.model.peers import LinkId, PeerState, Presence
+from meshagent.core.model.records import Accusation, Record, Signed, sign_accusation, sign_record
+from meshagent.core.wire.codec import encode
+from meshagent.core.wire.frames import (
     Ack,
     BlobAsk,
     BlobChunk,
@@ -31,11 +36,6 @@ from meshagent.core.frames import (
     Sync,
     Welcome,
 )
-from meshagent.core.handshake import make_hello
-from meshagent.core.identity import Identity, MeshSecret, verify
-from meshagent.core.mesh import Mesh
-from meshagent.core.records import Accusation, Record, Signed, sign_accusation, sign_record
-from meshagent.core.types import LinkId, PeerState, Presence
 
 SECRET = MeshSecret(b"a secret of the tests")
 OTHER_SECRET = MeshSecret(b"another mesh's secret")

@@ -18,10 +18,10 @@ from meshagent.core.effects import (
     must_wait,
     overtakes,
 )
-from meshagent.core.frames import EPOCH_BYTES, HASH_BYTES, Gossip, Mail, MailAck
-from meshagent.core.messages import MessageState
-from meshagent.core.ports import Delivered
-from meshagent.core.types import AgentId, LinkId
+from meshagent.core.model.messages import MessageState
+from meshagent.core.model.peers import AgentId, LinkId
+from meshagent.core.model.rows import Delivered
+from meshagent.core.wire.frames import EPOCH_BYTES, HASH_BYTES, Gossip, Mail, MailAck
 
 PEER = AgentId("bob-aaaaaaaa")
 LINK = LinkId(1)

@@ -11,7 +11,7 @@ from diagnosis.place import Place, Started, eventually, matching
 
 from meshagent.diagnosis import files
 from meshagent.diagnosis.finding import State
-from meshagent.storage.auditing import Audit
+from meshagent.storage.blobs.verification import Audit
 
 SHA = bytes(range(32))
 

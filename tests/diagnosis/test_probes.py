@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from meshagent.core.identity import MeshSecret
+from meshagent.core.model.identity import MeshSecret
 from meshagent.diagnosis import probes
 from meshagent.diagnosis.probes import Answer, ask_node, in_parallel, knock, multicast_trouble
 

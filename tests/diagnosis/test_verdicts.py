@@ -13,7 +13,7 @@ from meshagent.diagnosis import folder, network, nodes, peers
 from meshagent.diagnosis.finding import Finding, State, few, span
 from meshagent.diagnosis.probes import Answer, Device, NodeAnswer, Surroundings
 from meshagent.discovery.registry import RegistryEntry, this_host
-from meshagent.storage.folder import MeshFolder
+from meshagent.storage.folders.mesh_folder import MeshFolder
 
 OK, NOTE, PROBLEM = State.OK, State.NOTE, State.PROBLEM
 LO = Device("lo", ("127.0.0.1", "::1"), True)
@@ -240,7 +240,7 @@ def counted_reasons() -> set[str]:
 
     found: set[str] = set()
     for package in (meshagent.core, meshagent.transports):
-        for path in Path(str(package.__path__[0])).glob("*.py"):
+        for path in Path(str(package.__path__[0])).rglob("*.py"):
             text = path.read_text()
             found |= set(re.findall(r'refused\["([^"]+)"\]', text))
             found |= set(re.findall(r'Refusal\(\s*"([^"]+)"', text))

@@ -6,8 +6,8 @@ import asyncio
 import os
 from collections.abc import Callable
 
+from meshagent.core.model.peers import Candidate
 from meshagent.core.ports import Announcement
-from meshagent.core.types import Candidate
 
 DEADLINE_S = 10.0
 

@@ -18,7 +18,7 @@ from discovery.seen import Seen, announcement, eventually, fresh_tag
 
 from meshagent.core.ports import Announcement, Discovery
 from meshagent.discovery.file import FileDiscovery
-from meshagent.discovery.mdns import MdnsDiscovery
+from meshagent.discovery.mdns.source import MdnsDiscovery
 from meshagent.discovery.memory import MemoryDiscovery, MemoryLan
 from meshagent.discovery.static import StaticDiscovery
 

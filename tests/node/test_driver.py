@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 from core.made import SECRET, identity
 
+from meshagent.core.delivery.spool_files import Drop
 from meshagent.core.effects import Persist, ReceiptChanged
-from meshagent.core.frames import Mail
-from meshagent.core.messages import Message, MessageState, pack_body
-from meshagent.core.ports import InState, PeerRow, Row, Watermark
-from meshagent.core.spooling import Drop
-from meshagent.core.types import AgentId, LinkId
+from meshagent.core.model.messages import Message, MessageState, pack_body
+from meshagent.core.model.peers import AgentId, LinkId
+from meshagent.core.model.rows import InState, PeerRow, Row, Watermark
+from meshagent.core.wire.frames import Mail
 from meshagent.errors import StorageError, UsageError
 from meshagent.node import driver as driver_module
 from meshagent.node.driver import Driver, Profile
-from meshagent.node.letters import Receipt
-from meshagent.storage.database import Database
-from meshagent.storage.memory import MemoryStore
-from meshagent.storage.sqlite import SqliteStore
+from meshagent.node.received import Receipt
+from meshagent.storage.mail.database import Database
+from meshagent.storage.mail.memory_store import MemoryStore
+from meshagent.storage.mail.sqlite_store import SqliteStore
 
 ME, BOB, EVE = identity("me"), identity("bob"), identity("eve")
 
@@ -57,7 +57,7 @@ class Nowhere:
 
 
 class NoFiles:
-    """A porter that has nothing to carry."""
+    """A blob_transfers that has nothing to carry."""
 
     async def start(self, driver: Driver) -> None:
         pass
@@ -91,8 +91,10 @@ class Sick(MemoryStore):
 def node(store: MemoryStore) -> Driver:
     profile = Profile(ME, SECRET, "mesh", "tester", (), "host", "0")
     log = logging.getLogger("test")
-    porter: Any = NoFiles()  # beside it, nothing that is the driver's own may get lost
-    return Driver(profile, Nowhere(), store, (), log, porter=porter, rng=random.Random(1))
+    blob_transfers: Any = NoFiles()  # beside it, nothing that is the driver's own may get lost
+    return Driver(
+        profile, Nowhere(), store, (), log, blob_transfers=blob_transfers, rng=random.Random(1)
+    )
 
 
 def run(script: Callable[[Driver, Sick], Coroutine[Any, Any, None]]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshagent.storage.folder import MeshFolder
+from meshagent.storage.folders.mesh_folder import MeshFolder
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ import pytest
 import meshagent
 from meshagent.node import wiring
 from meshagent.node.driver import Driver
-from meshagent.storage.folder import MeshFolder
-from meshagent.storage.lock import AgentLock
+from meshagent.storage.folders.agent_lock import AgentLock
+from meshagent.storage.folders.mesh_folder import MeshFolder
 
 pytestmark = pytest.mark.process
 

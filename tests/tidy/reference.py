@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from meshagent.cli import group
-from meshagent.core.frames import FRAMES, OPTIONAL_FROM, field_names
+from meshagent.core.wire.frames import FRAMES, OPTIONAL_FROM, field_names
 
 __all__ = ["cli_reference", "frame_table"]
 

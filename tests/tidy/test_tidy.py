@@ -40,7 +40,11 @@ ALLOWED = {
         "meshagent._version",
     ),
 }
-ADAPTERS_MAY_TAKE_FROM_CORE = {"meshagent.core.types", "meshagent.core.ports"}
+ADAPTERS_MAY_TAKE_FROM_CORE = {
+    "meshagent.core.model.peers",
+    "meshagent.core.model.rows",
+    "meshagent.core.ports",
+}
 IMPURE = {"asyncio", "socket", "time", "os", "pathlib", "sqlite3", "apsw", "zmq", "zeroconf"}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from meshagent.core.types import LinkId
+from meshagent.core.model.peers import LinkId
 from meshagent.transports.limits import LinkLimits
 from meshagent.transports.memory import MemoryNetwork, MemoryTransport
 
@@ -168,7 +168,7 @@ class ZmqWorld(World):
         return self.doors.setdefault(name, self.pair())
 
     def transport(self, door, limits):
-        from meshagent.transports.zmq import ZmqTransport
+        from meshagent.transports.zmq.transport import ZmqTransport
 
         public, secret = self.pair()
         return ZmqTransport(*self.door(door), public, secret, limits), public

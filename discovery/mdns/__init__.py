@@ -1,0 +1,1 @@
+"""Finding agents on the local network by multicast DNS."""

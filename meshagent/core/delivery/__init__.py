@@ -1,0 +1,1 @@
+"""Messages to and from each peer: numbered, acknowledged, kept once."""

@@ -1,0 +1,1 @@
+"""Who is alive: SWIM with the Lifeguard extensions."""

@@ -1,0 +1,1 @@
+"""The values that agents exchange and keep: messages, attachments, identities, records."""

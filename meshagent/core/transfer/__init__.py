@@ -1,0 +1,1 @@
+"""Attachments in chunks, both ways."""

@@ -1,0 +1,1 @@
+"""What travels on a link: the grammar of frames, and their bytes."""

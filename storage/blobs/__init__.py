@@ -1,0 +1,1 @@
+"""Attachments on disk, named by their SHA-256."""

@@ -1,0 +1,1 @@
+"""The mesh folder, agents, keys, locks and settings on disk."""

@@ -1,0 +1,1 @@
+"""The commit log: the one place to which every change is written first."""

@@ -1,0 +1,1 @@
+"""Messages in SQLite: the tables are a projection of the commit log."""

@@ -1,0 +1,214 @@
+"""The spool's driver: whose files wait, whose don't, and that no file speaks for another epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core.made import MESH_ID, identity
+
+from meshagent.core.delivery.spool_files import Drop, pack_drop, parse_drop
+from meshagent.core.model.identity import Identity, verify
+from meshagent.core.model.messages import Message, pack_body
+from meshagent.core.model.peers import AgentId
+from meshagent.core.model.rows import NewEpoch, OutRow, OutState
+from meshagent.core.wire.frames import Mail
+from meshagent.node import spool as local_post
+from meshagent.node.spool import FolderPost
+from meshagent.storage.mail.memory_store import MemoryStore
+from meshagent.transports.spool import Spool
+
+ME, BOB, EVE = identity("me"), identity("bob"), identity("eve")
+OLD, NEW = b"oldepoch", b"newepoch"
+
+
+class Engine:
+    """What the post asks of a driver, answered by the test."""
+
+    runs = True
+    log = logging.getLogger("test")
+
+    def __init__(self) -> None:
+        self.mesh = self
+        self.now = (OLD, 1)
+        self.linked = False
+        self.came: list[tuple[AgentId, int]] = []
+        self.full_for: set[AgentId] = set()
+        self.commits = asyncio.Event()
+        self.commits.set()
+        self.asked = asyncio.Event()
+
+    def correspondents(self) -> list[AgentId]:
+        return [BOB.agent]
+
+    def numbers(self, peer: AgentId) -> tuple[bytes, int]:
+        return self.now
+
+    def is_linked(self, peer: AgentId) -> bool:
+        return self.linked
+
+    async def committed(self) -> None:
+        self.asked.set()
+        await self.commits.wait()
+
+    async def take(self, drop: Drop) -> bool:
+        self.came.append((drop.sender, drop.mail.first))
+        return drop.sender not in self.full_for
+
+
+class Office:
+    """A post with its folder, its store and an engine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.engine, self.store = folder, Engine(), MemoryStore()
+        self.post = FolderPost(
+            Spool(folder, ME.agent), self.store, ME, MESH_ID, lambda peer: peer == BOB.agent
+        )
+
+    async def open(self) -> None:
+        await self.store.open()
+        await self.store.commit([NewEpoch(OLD)])
+        await self.post.start(self.engine)  # type: ignore[arg-type]
+
+    async def rest(self) -> None:
+        """Until nothing is being dropped."""
+        await asyncio.gather(*self.post._dropping.values())
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.folder.glob("*/*.mail"))
+
+    def drops_for_bob(self) -> list[Mail]:
+        files = sorted((self.folder / BOB.agent).glob("*.mail"))
+        return [parse_drop(f.read_bytes(), BOB.agent, MESH_ID, verify).mail for f in files]
+
+
+def body(ident: str) -> bytes:
+    return pack_body(Message(ident, "text", "", 1))
+
+
+def leave(folder: Path, sender: Identity, to: Identity, mail: Mail) -> None:
+    last = mail.first + len(mail.items) - 1
+    data = pack_drop(sender, MESH_ID, to.agent, mail)
+    Spool(folder, sender.agent).drop(to.agent, mail.epoch, mail.first, last, data)
+
+
+def run(tmp_path: Path, script: Callable[[Office], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        office = Office(tmp_path)
+        try:
+            async with asyncio.timeout(20):
+                await script(office)
+        finally:
+            office.engine.commits.set()
+            await office.post.close()
+
+    asyncio.run(whole())
+
+
+def test_a_file_that_has_to_wait_holds_up_no_other_sender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_post, "TAKE_FILES_MAX", 1)
+    for sender in (BOB, EVE):
+        for first in (1, 2, 3):
+            leave(tmp_path, sender, ME, Mail(OLD, 1, first, (body(f"m{first}"),)))
+
+    async def script(office: Office) -> None:
+        office.engine.full_for = {BOB.agent}
+        await office.open()
+        await office.post._taking
+        assert office.engine.came == [
+            (BOB.agent, 1), (EVE.agent, 1), (EVE.agent, 2), (EVE.agent, 3),
+        ]  # fmt: skip
+        left = sorted(path.name for path in (tmp_path / ME.agent).iterdir())
+        assert len(left) == 3
+        assert all(name.startswith(BOB.agent) for name in left)
+
+    run(tmp_path, script)
+
+
+def test_a_file_that_is_no_drop_is_removed_and_holds_up_nobody(tmp_path: Path) -> None:
+    leave(tmp_path, EVE, ME, Mail(OLD, 1, 1, (body("m"),)))
+    (tmp_path / ME.agent / "a.b.mail").write_bytes(b"junk")
+    (tmp_path / ME.agent / "dangling.mail").symlink_to("/nowhere")
+
+    async def script(office: Office) -> None:
+        await office.open()
+        await office.post._taking
+        assert office.engine.came == [(EVE.agent, 1)]
+        assert list((tmp_path / ME.agent).iterdir()) == []
+
+    run(tmp_path, script)
+
+
+def test_a_new_epoch_is_written_only_with_its_own_numbers(tmp_path: Path) -> None:
+    async def script(office: Office) -> None:
+        await office.open()
+        rows = [OutRow(BOB.agent, OLD, n, f"m{n}", body(f"m{n}"), 0) for n in (1, 2, 3)]
+        ended = [OutState(BOB.agent, n, f"m{n}", "delivered", "", 2) for n in (1, 2)]
+        await office.store.commit([*rows, *ended])
+        office.engine.now = (NEW, 1)  # decided, and not yet durable
+        office.engine.commits.clear()
+        office.post.pending(BOB.agent)
+        await office.engine.asked.wait()
+        await office.store.commit([NewEpoch(NEW)])
+        office.engine.commits.set()
+        await office.rest()
+        assert office.drops_for_bob() == [Mail(NEW, 1, 1, (body("m3"),))]
+
+    run(tmp_path, script)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_files_of_an_epoch_that_is_over_go_unless_they_are_the_only_copy(
+    tmp_path: Path, linked: bool
+) -> None:
+    leave(tmp_path, ME, BOB, Mail(OLD, 1, 1, (body("kept"), None)))
+    leave(tmp_path, ME, BOB, Mail(OLD, 1, 3, (body("accepted by a lost database"),)))
+    leave(tmp_path, EVE, BOB, Mail(OLD, 1, 1, (body("hers"),)))
+
+    async def script(office: Office) -> None:
+        await office.open()
+        await office.store.commit([OutRow(BOB.agent, OLD, 1, "kept", body("kept"), 0)])
+        await office.store.commit([NewEpoch(NEW)])
+        office.engine.now, office.engine.linked = (NEW, 1), linked
+        office.post.pending(BOB.agent)
+        await office.rest()
+        names = [name.split(".")[:3] for name in office.files()]
+        ours = [name[1:] for name in names if name[0] == ME.agent]
+        still_there = [OLD.hex(), f"{3:016d}"]
+        assert ours == ([still_there] if linked else [[NEW.hex(), f"{1:016d}"], still_there])
+        assert len(names) == len(ours) + 1, "nobody touches another's files"
+
+    run(tmp_path, script)
+
+
+def test_what_is_taken_back_is_nothing_in_the_file(tmp_path: Path) -> None:
+    async def script(office: Office) -> None:
+        await office.open()
+        rows = [OutRow(BOB.agent, OLD, n, f"m{n}", body(f"m{n}"), 0) for n in (1, 2)]
+        await office.store.commit(rows)
+        office.post.pending(BOB.agent)
+        await office.rest()
+        await office.store.commit([OutState(BOB.agent, 1, "m1", "cancelled", "", 2)])
+        await office.post.withdrawn(BOB.agent)
+        assert office.drops_for_bob() == [Mail(OLD, 1, 1, (None, body("m2")))]
+
+    run(tmp_path, script)
+
+
+def test_nothing_is_dropped_for_one_who_is_linked_or_elsewhere(tmp_path: Path) -> None:
+    async def script(office: Office) -> None:
+        await office.open()
+        await office.store.commit([OutRow(BOB.agent, OLD, 1, "m", body("m"), 0)])
+        office.engine.linked = True
+        office.post.pending(BOB.agent)
+        office.post.pending(EVE.agent)
+        await office.rest()
+        assert office.files() == []
+
+    run(tmp_path, script)

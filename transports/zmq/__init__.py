@@ -1,0 +1,1 @@
+"""Links over ZeroMQ with CURVE."""
