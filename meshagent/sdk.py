@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from meshagent.core.model.peers import AgentId, Peer
 from meshagent.errors import UsageError
 from meshagent.node.blobs import Attachable
+from meshagent.node.changes import Event
 from meshagent.node.received import Receipt, ReceivedAttachment, ReceivedMessage
-from meshagent.node.subscribers import Event
 
 if TYPE_CHECKING:
     from meshagent.node.mailbox import Mailbox
@@ -41,7 +41,7 @@ class Node:
 
     def __init__(self, running: Any) -> None:
         self._driver = running.driver
-        self._mailroom: Mailbox = running.mailbox
+        self._mailbox: Mailbox = running.mailbox
         self.agent: AgentId = running.driver.agent
         """This agent's id."""
         self.role: str = running.driver.profile.role
@@ -59,27 +59,26 @@ class Node:
     @property
     def peers(self) -> list[Peer]:
         """Every other agent known, by id; `last_heard` is seconds since the epoch."""
-        offset = self._driver.clock_offset
+        offset = self._driver.views.clock_offset
         return [
             peer if peer.last_heard is None else replace(peer, last_heard=peer.last_heard + offset)
-            for peer in self._driver.peers()
+            for peer in self._driver.mesh.peers()
         ]
 
     async def events(self) -> AsyncIterator[Event]:
         """First one event for each peer known now, then every change, until the node ends."""
-        with self._driver.subscribers.subscribe() as events:
-            for peer in self._driver.peers_view():
+        with self._driver.changes.subscribe(self._driver.views.events) as events:
+            for peer in self._driver.views.peers():
                 yield Event("peer", peer)
             async for event in events:
                 yield event
 
     def status(self, text: str | None = None, *, presence: str | None = None) -> dict[str, Any]:
         """This agent at a glance; with `text` or `presence`, sets what others see first."""
-        from meshagent.node.control_socket import status_view
-
         if text is not None or presence is not None:
             self._driver.describe(presence, text)
-        return status_view(self._driver)
+        status: dict[str, Any] = self._driver.views.status()
+        return status
 
     async def send(
         self,
@@ -100,16 +99,16 @@ class Node:
         `await receipt.delivered()` waits for more. `attach` takes paths, or a name with bytes or
         an open file; `progress` hears how much of each was copied, and its size if that is known.
         """
-        recipients = self._mailroom.recipients(to)
+        recipients = self._mailbox.recipients(to)
         if len(recipients) != 1:
             raise UsageError(f"{to!r} means {len(recipients)} agents.", hint="Use send_all.")
         if attach:
-            (receipt,) = await self._mailroom.send(
+            (receipt,) = await self._mailbox.send(
                 recipients, (text,), data=data, kind=kind, thread=thread, reply_to=reply_to,
                 ttl_s=ttl, attach=await self._enclose(attach, progress),
             )  # fmt: skip
         else:  # most often: nothing to wait for but the disk
-            (receipt,) = await self._mailroom.submissions.hand_in(
+            (receipt,) = await self._mailbox.submissions.hand_in(
                 recipients, (text,), data, kind, thread, reply_to, ttl
             )
         return receipt
@@ -128,8 +127,8 @@ class Node:
         progress: Callable[[int, int | None], None] | None = None,
     ) -> list[Receipt]:
         """Send to everyone that `to` means: `@role`, `@all`, or any form that `send` takes."""
-        recipients = self._mailroom.recipients(to)
-        return await self._mailroom.send(
+        recipients = self._mailbox.recipients(to)
+        return await self._mailbox.send(
             recipients, (text,), data=data, kind=kind, thread=thread, reply_to=reply_to,
             ttl_s=ttl, attach=await self._enclose(attach, progress),
         )  # fmt: skip
@@ -137,32 +136,21 @@ class Node:
     async def _enclose(
         self, attach: Iterable[Attachable], progress: Callable[[int, int | None], None] | None
     ) -> list[tuple[str, str]]:
-        return [await self._mailroom.blob_transfers.enclose(each, progress) for each in attach]
+        return [await self._mailbox.blob_transfers.enclose(each, progress) for each in attach]
 
     async def send_many(
         self, to: str, texts: Iterable[str], *, kind: str = "text", ttl: float | None = None
     ) -> list[Receipt]:
         """Send many texts at once, in order: one commit, and all of them are durable or none."""
-        recipients = self._mailroom.recipients(to)
-        return await self._mailroom.send(recipients, list(texts), kind=kind, ttl_s=ttl)
+        recipients = self._mailbox.recipients(to)
+        return await self._mailbox.send(recipients, list(texts), kind=kind, ttl_s=ttl)
 
-    async def inbox(self) -> AsyncIterator[ReceivedMessage]:
+    def inbox(self) -> AsyncIterator[ReceivedMessage]:
         """Every message that is not done yet, in order, then each as it comes, until the node ends.
 
         A message is durable: one that is not `done` is handed out again by the next iterator.
         """
-        after = 0
-        while True:
-            came = self._driver.mail_came
-            while entries := await self._mailroom.entries(after):  # a page at a time
-                for entry in entries:
-                    after = entry.position
-                    letter = ReceivedMessage(entry, self._mailroom)
-                    for each in letter.attachments:
-                        await each.look()
-                    yield letter
-            if came is self._driver.mail_came and not await self._driver.wait_for_mail(came):
-                return
+        return self._mailbox.unread()
 
     async def on_message(
         self, handler: Callable[[ReceivedMessage], Awaitable[None]], *, failures_max: int = 5
@@ -187,17 +175,17 @@ class Node:
 
     async def outbox(self, limit: int = 1000, *, ended: bool = False) -> list[dict[str, Any]]:
         """Messages that wait (with `ended`, all), oldest first, as `meshagent outbox --json`."""
-        return await self._mailroom.outbox(limit, ended)
+        return await self._mailbox.outbox(limit, ended)
 
     async def cancel(self, ident: str) -> dict[str, Any]:
         """Take back a message that has not left yet, by its id or a unique beginning of it."""
-        return await self._mailroom.cancel(ident)
+        return await self._mailbox.cancel(ident)
 
     async def log(
         self, limit: int = 1000, *, search: str = "", peer: str = "", kind: str = ""
     ) -> list[dict[str, Any]]:
         """The newest messages both ways that match, oldest of them first, as `meshagent log`."""
-        return await self._mailroom.log(limit, search, peer, kind)
+        return await self._mailbox.log(limit, search, peer, kind)
 
     async def wait(self) -> None:
         """Until the node is told to leave (by `meshagent leave`), or has to: then it raises why."""

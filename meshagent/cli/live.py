@@ -23,7 +23,7 @@ from meshagent.cli.output import (
     print_json,
     sort_peers,
 )
-from meshagent.node.subscribers import Event, Subscription
+from meshagent.node.changes import Event, Subscription
 from meshagent.node.wiring import RunningNode
 
 __all__ = ["choose_view"]
@@ -57,22 +57,16 @@ class LineView:
     async def run(self, events: Subscription) -> None:
         """Show who we are and who is here, then what happens, until cancelled."""
         self.joined()
-        for peer in self.driver.peers_view():
+        for peer in self.driver.views.peers():
             self.peer(peer)
         async for event in events:
             self.event(event)
 
     async def mail(self, after: int) -> None:
         """Show each message beyond this position as it comes."""
-        while True:
-            came = self.driver.mail_came
-            while rows := await self.node.mailbox.since(after):
-                for _, message in rows:
-                    self.message(message)
-                after = rows[-1][0]
-            if came is self.driver.mail_came and not await self.driver.wait_for_mail(came):
-                await self.driver.wait()  # the node has ended, and may say why
-                return
+        async for message in self.node.mailbox.follow(after):
+            self.message(message)
+        await self.driver.wait()  # the node has ended, and may say why
 
     def message(self, message: dict[str, Any]) -> None:
         """A message came."""
@@ -85,7 +79,7 @@ class LineView:
         if event.kind == "peer":
             self.peer(event.data)
         elif event.kind == "lagged":
-            for peer in self.driver.peers_view():
+            for peer in self.driver.views.peers():
                 self.peer(peer)
         elif event.kind == "clone" and not event.data["stop"]:
             self.say(f"A copy of this agent tried to join ({event.data['where']}); it was refused.")
@@ -164,7 +158,7 @@ class LiveView(LineView):
         self.joined()
         ticker = asyncio.create_task(self._tick())
         try:
-            for peer in self.driver.peers_view():
+            for peer in self.driver.views.peers():
                 self.peer(peer)
             self._draw()
             async for event in events:
@@ -211,7 +205,7 @@ class LiveView(LineView):
         return max(1, min(HISTORY_LINES_MAX, (self._console.height - FRAME_LINES) // 2))
 
     def _draw_peers(self, text: Any, width: int) -> None:
-        peers = sort_peers([p for p in self.driver.peers_view() if p["state"] != "left"])
+        peers = sort_peers([p for p in self.driver.views.peers() if p["state"] != "left"])
         room = max(1, self._console.height - FRAME_LINES - self._history_room() - 1)
         if not peers:
             text.append("nobody else is here yet", style="italic")

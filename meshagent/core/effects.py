@@ -1,24 +1,21 @@
 """What the core asks the driver to do, as frozen values.
 
-The driver's contract, per turn: commit every Persist in one transaction, then Dial, Transmit and
-CloseLink in their order, then report the rest. So nothing leaves before what it rests on is
-durable. A Note is kept soon, and nothing waits for it.
-
-What many messages bring at once stands in one effect. They are named tuples: a frozen dataclass
-takes five times as long to make.
+Which of them wait for the disk is said by the turn they stand in (turns.py). What many messages
+bring at once stands in one effect. They are named tuples: a frozen dataclass takes five times as
+long to make.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from meshagent.core.model.messages import Message, MessageState
 from meshagent.core.model.peers import AgentId, LinkId, Peer
-from meshagent.core.model.rows import Delivered, OutState, Row
-from meshagent.core.wire.frames import Frame, Mail, Payload
+from meshagent.core.wire.frames import Frame, Payload
 
 __all__ = [
+    "Accepted",
     "BlobFailed",
     "BlobProgress",
     "BlobReady",
@@ -27,74 +24,23 @@ __all__ = [
     "CloseLink",
     "ClosePartial",
     "CloseReader",
+    "Collect",
+    "CountUnread",
+    "Deliver",
     "Dial",
     "Durable",
     "Effect",
     "FinishBlob",
-    "Note",
+    "Load",
+    "Noted",
     "OpenPartial",
     "PeerChanged",
-    "Persist",
     "ReadChunk",
+    "ReceiptChanged",
     "Send",
     "Transmit",
     "WriteChunk",
-    "may_pass",
-    "must_wait",
-    "overtakes",
 ]
-
-
-class Persist(NamedTuple):
-    """Make these rows durable before anything else of this turn happens."""
-
-    rows: Sequence[Row]
-
-
-class Note(NamedTuple):
-    """Keep how messages ended before long: a crash that loses it loses only news.
-
-    It goes along with the next commit, before the rows that come later; then call `noted`. The rest
-    of the turn does not wait for it, unless it is `urgent`.
-    """
-
-    rows: Sequence[OutState | Delivered]
-    urgent: bool = False
-
-
-def must_wait(effects: Iterable[Effect]) -> bool:
-    """Whether something of this turn has to be durable before the rest happens."""
-    for effect in effects:
-        kind = type(effect)
-        if kind is Persist or (kind is Note and effect.urgent):  # type: ignore[union-attr]
-            return True
-    return False
-
-
-def may_pass(effects: Iterable[Effect]) -> bool:
-    """Whether nothing of this turn rests on rows that an earlier turn may still wait for.
-
-    So it is with messages that leave, since they are durable here, and with the news that others
-    have arrived: they need not wait for a commit that happens to be under way. An answer to mail
-    does wait: it covers all that has come, and the last of it may not be durable yet.
-    """
-    for effect in effects:
-        kind = type(effect)
-        if kind is Transmit or kind is Send:
-            if type(effect.frame) is not Mail:  # type: ignore[union-attr]
-                return False
-        elif kind not in _PASSING or (kind is Note and effect.urgent):  # type: ignore[union-attr]
-            return False
-    return True
-
-
-def overtakes(effects: Iterable[Effect], waiting: Iterable[Iterable[Effect]]) -> bool:
-    """Whether news would be told before older news, which wait: perhaps of the same message."""
-    return _tells(effects) and any(map(_tells, waiting))
-
-
-def _tells(effects: Iterable[Effect]) -> bool:
-    return ReceiptChanged in map(type, effects)
 
 
 class Send(NamedTuple):
@@ -137,16 +83,16 @@ class CloneFound(NamedTuple):
     where: str
 
 
-class Flush(NamedTuple):
-    """Call `flush` for this peer now: what was accepted up to here, in this epoch, is durable."""
+class Durable(NamedTuple):
+    """Call `durable` for this peer: what was accepted up to here, in this epoch, is on the disk."""
 
     peer: AgentId
     epoch: bytes
     upto: int
 
 
-class Durable(NamedTuple):
-    """Call `durable` for this peer now: what was accepted up to here is so, and has just left."""
+class Noted(NamedTuple):
+    """Call `noted` for this peer: the disk knows how all up to here, in this epoch, have ended."""
 
     peer: AgentId
     epoch: bytes
@@ -166,8 +112,8 @@ class CountUnread(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """All of this turn is durable: whoever handed it in may go on. No engine says this; whoever
-    performs the effects adds it, and knows what `who` is."""
+    """All of this turn is durable: tell whoever handed it in. No engine says this; whoever
+    performs the effects adds it to `after`, and knows what `who` is."""
 
     who: Any
 
@@ -279,16 +225,14 @@ class BlobProgress(NamedTuple):
 
 
 Effect = (
-    Persist
-    | Note
-    | Send
+    Send
     | Dial
     | Transmit
     | CloseLink
     | PeerChanged
     | CloneFound
-    | Flush
     | Durable
+    | Noted
     | Load
     | CountUnread
     | Accepted
@@ -306,5 +250,3 @@ Effect = (
     | BlobFailed
     | BlobProgress
 )
-
-_PASSING = frozenset({Note, ReceiptChanged, Load})

@@ -11,6 +11,7 @@ import asyncio
 import io
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -35,7 +36,6 @@ from meshagent.core.transfer.chunks import CHUNK_BYTES, chunk_count
 from meshagent.core.wire.frames import Payload, Pieces
 from meshagent.errors import MeshError, StorageError, UsageError
 from meshagent.node.buffer_pool import BufferPool
-from meshagent.node.subscribers import Event
 from meshagent.node.worker_thread import Then, WorkerThread
 from meshagent.storage.blobs.errors import (
     Busy,
@@ -52,17 +52,12 @@ if TYPE_CHECKING:
     from meshagent.storage.blobs.partials import Partial
     from meshagent.storage.blobs.store import BlobStore, Reader, Stored
 
-__all__ = ["BLOB_EFFECTS", "Attachable", "BlobTransfers"]
+__all__ = ["Attachable", "BlobTransfers"]
 
 Attachable = str | os.PathLike[str] | tuple[str, bytes | BinaryIO]
 """What can be attached: a path, or a name with bytes or a file that is open for reading."""
 Progress = Callable[[int, int | None], None]
 GIVEN_MAX = 10_000  # blobs of which is remembered who sent them; others are served by their senders
-
-BLOB_EFFECTS = (
-    CheckAsk, ReadChunk, CloseReader, OpenPartial, WriteChunk, FinishBlob, ClosePartial,
-    BlobReady, BlobFailed, BlobProgress,
-)  # fmt: skip
 
 
 class BlobTransfers:
@@ -73,18 +68,18 @@ class BlobTransfers:
         self._holder, self._is_local = holder, is_local
         self._partials: dict[bytes, Partial] = {}
         self._readers: dict[tuple[AgentId, int], Reader] = {}
-        self._waiting: dict[bytes, list[asyncio.Future[None]]] = {}
+        self._fetching: set[asyncio.Future[None]] = set()
         self._importing: WorkerThread | None = None
         self._closing = False
-        self._watching: dict[bytes, list[Callable[[int, int], None]]] = {}
         self._givers: dict[bytes, frozenset[AgentId]] = {}
         self._blocks = BufferPool(CHUNK_BYTES)
         self._answers: list[tuple[Callable[..., list[Effect]], tuple[Any, ...]]] = []
 
     async def start(self, driver: Driver) -> None:
         """The node has started."""
-        self._driver, self._transfer = driver, driver.transfer
+        self._driver, self._transfer = driver, driver.mesh.transfer
         self._loop = asyncio.get_running_loop()
+        driver.changes.listen(BlobReady, self._remember)
         # Two threads: what others read from us must not wait for what we write.
         self._writing = WorkerThread("meshagent-writes", self._hand_in)
         self._reading = WorkerThread("meshagent-reads", self._hand_in)
@@ -101,10 +96,9 @@ class BlobTransfers:
         for hands in (self._writing, self._reading, self._importing):
             if hands is not None:
                 await hands.close()
-        for waiting in self._waiting.values():
-            for each in waiting:
-                if not each.done():
-                    each.set_exception(StorageError("The node ended before the file was here."))
+        for each in self._fetching:
+            if not each.done():
+                each.set_exception(StorageError("The node ended before the file was here."))
 
     # -- what sessions ask --------------------------------------------------------------------
 
@@ -147,21 +141,36 @@ class BlobTransfers:
         if self.blobs.holds(sha256, attachment.size):
             await self.keep(sha256)
             return
-        arrived = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(sha256, []).append(arrived)
-        if progress is not None:
-            self._watching.setdefault(sha256, []).append(progress)
-        try:
+        with ExitStack() as listening:
+            arrived = self._arrival_of(sha256, listening)
+            if progress is not None:
+                told = _progress_of(sha256, progress)
+                listening.enter_context(self._driver.changes.listening(BlobProgress, told))
             self._driver.fetch(sender, attachment)
             await arrived
-        finally:
-            waiting = self._waiting.get(sha256, [])
-            if arrived in waiting:
-                waiting.remove(arrived)
-            if not waiting:
-                self._waiting.pop(sha256, None)
-            if progress is not None and progress in self._watching.get(sha256, ()):
-                self._watching[sha256].remove(progress)
+
+    def _arrival_of(self, sha256: bytes, listening: ExitStack) -> asyncio.Future[None]:
+        """Done when the blob is here; fails when it can't be had, or the node ends first."""
+        arrived: asyncio.Future[None] = self._loop.create_future()
+
+        def ready(change: BlobReady) -> None:
+            if change.sha256 == sha256 and not arrived.done():
+                arrived.set_result(None)
+
+        def failed(change: BlobFailed) -> None:
+            if change.sha256 == sha256 and not arrived.done():
+                arrived.set_exception(
+                    StorageError(
+                        f"The file can't be had: {change.why}.",
+                        hint="Ask its sender to send it again.",
+                    )
+                )
+
+        self._fetching.add(arrived)
+        listening.callback(self._fetching.discard, arrived)
+        listening.enter_context(self._driver.changes.listening(BlobReady, ready))
+        listening.enter_context(self._driver.changes.listening(BlobFailed, failed))
+        return arrived
 
     async def tidy(self, needed: set[bytes]) -> None:
         """Let go of what no message of this agent names, and of what nobody needs."""
@@ -199,13 +208,6 @@ class BlobTransfers:
                 ending = self._partials.pop(sha256, None)
                 if ending is not None:
                     self._writing.do(ending.discard if discard else ending.close, _ignore)
-            case BlobReady(sha256, givers):
-                self._remember(sha256, givers)
-                self._settle(sha256, None)
-            case BlobFailed(sha256, why):
-                self._settle(sha256, why)
-            case BlobProgress(sha256, received, size):
-                self._tell(sha256, received, size)
 
     def _answer(self, method: Callable[..., list[Effect]], *arguments: Any) -> None:
         """Note what came of an effect; the engine hears of a bunch in one turn."""
@@ -214,22 +216,11 @@ class BlobTransfers:
     def _hand_in(self) -> None:
         if self._answers:
             answers, self._answers = self._answers, []
-            self._driver.blob(_all_of, answers)
+            self._driver.transferred(_all_of, answers)
 
-    def _tell(self, sha256: bytes, received: int, size: int) -> None:
-        for watcher in list(self._watching.get(sha256, ())):
-            try:
-                watcher(received, size)
-            except Exception:  # a program's own fault: the transfer goes on without it
-                self._driver.log.exception("a watcher of progress failed")
-                self._watching[sha256].remove(watcher)
-        if self._driver.subscribers:
-            news = {"sha256": sha256.hex(), "received": received, "size": size}
-            self._driver.subscribers.tell(Event("progress", news))
-
-    def _remember(self, sha256: bytes, givers: frozenset[AgentId]) -> None:
-        if givers:
-            self._givers[sha256] = givers
+    def _remember(self, change: BlobReady) -> None:
+        if change.givers:
+            self._givers[change.sha256] = change.givers
             if len(self._givers) > GIVEN_MAX:
                 del self._givers[next(iter(self._givers))]
 
@@ -301,20 +292,6 @@ class BlobTransfers:
         )
         self._answer(self._transfer.held_up, sha256, reason)
 
-    def _settle(self, sha256: bytes, why: str | None) -> None:
-        self._watching.pop(sha256, None)
-        for each in self._waiting.pop(sha256, ()):
-            if each.done():
-                continue
-            if why is None:
-                each.set_result(None)
-            else:
-                each.set_exception(
-                    StorageError(
-                        f"The file can't be had: {why}.", hint="Ask its sender to send it again."
-                    )
-                )
-
     # -- serving ------------------------------------------------------------------------------
 
     async def _check(self, ask: CheckAsk) -> None:
@@ -325,9 +302,9 @@ class BlobTransfers:
             refusal = "failed", "it can't be read"
         transfer = self._transfer
         if refusal is not None:
-            self._driver.blob(transfer.turned_away, ask.peer, ask.pull, *refusal)
+            self._driver.transferred(transfer.turned_away, ask.peer, ask.pull, *refusal)
         else:
-            self._driver.blob(transfer.admitted, ask.peer, ask.pull)
+            self._driver.transferred(transfer.admitted, ask.peer, ask.pull)
 
     async def _refusal(self, ask: CheckAsk) -> tuple[str, str] | None:
         """Why the peer does not get it; None when the reader is open."""
@@ -353,8 +330,8 @@ class BlobTransfers:
         """
         driver = self._driver
         if ask.granter == driver.agent:
-            return await driver.names_blob(ask.sha256, ask.peer, "out")
-        key = driver.key_of(ask.granter)
+            return await driver.store.names_blob(ask.sha256, ask.peer, "out")
+        key = driver.mesh.links.key_of(ask.granter)
         words = grant_words(driver.profile.secret.mesh_id, ask.granter, ask.peer, ask.sha256)
         if key is None or not verify(key, words, ask.grant):
             return False
@@ -362,7 +339,7 @@ class BlobTransfers:
             return True  # its store is ours
         if ask.granter not in self._givers.get(ask.sha256, ()):
             return False
-        return await driver.names_blob(ask.sha256, ask.granter, "in")
+        return await driver.store.names_blob(ask.sha256, ask.granter, "in")
 
     def _read_chunk(self, reader: Reader | None, then: Then, index: int) -> None:
         """Here and now when it is in memory, as it is just after `send`: a thread takes longer."""
@@ -396,6 +373,22 @@ def _named(what: Attachable) -> tuple[str, Path | BinaryIO]:
         f"{what!r} can't be attached.",
         hint='Give a path, or a name with bytes or an open file: ("shot.png", data).',
     )
+
+
+def _progress_of(
+    sha256: bytes, progress: Callable[[int, int], None]
+) -> Callable[[BlobProgress], None]:
+    """Pass on what is heard of this blob, until the program's own callback fails."""
+    failed = False
+
+    def told(change: BlobProgress) -> None:
+        nonlocal failed
+        if change.sha256 == sha256 and not failed:
+            failed = True
+            progress(change.received, change.size)
+            failed = False
+
+    return told
 
 
 def _write(part: Partial, index: int, data: Payload) -> None:

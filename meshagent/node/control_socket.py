@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from meshagent.core.model.messages import MessageState
-from meshagent.core.model.peers import AgentId, PeerState
+from meshagent.core.model.peers import AgentId
 from meshagent.errors import (
     AmbiguousPeer,
     LimitReached,
@@ -34,7 +34,7 @@ from meshagent.node.mailbox import Mailbox
 from meshagent.session import REQUEST_BYTES_MAX
 from meshagent.storage.folders.files import mapped_errors
 
-__all__ = ["ControlServer", "status_view"]
+__all__ = ["ControlServer"]
 
 PROTOCOL = 1
 SESSIONS_MAX = 256
@@ -57,12 +57,12 @@ class ControlServer:
 
     def __init__(self, driver: Driver, mailbox: Mailbox, path: Path, log: logging.Logger) -> None:
         self.path = path
-        self._driver, self._mailroom, self._log = driver, mailbox, log
+        self._driver, self._mailbox, self._log = driver, mailbox, log
         self._server: asyncio.Server | None = None
         self._sessions: set[asyncio.Task[None]] = set()
         self._began = self._idle_since = time.monotonic()
         self._verbs: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "peers": lambda _: {"me": driver.me_view(), "peers": driver.peers_view()},
+            "peers": lambda _: {"me": driver.views.me(), "peers": driver.views.peers()},
             "status": self._status,
             "leave": self._leave,
         }
@@ -186,26 +186,20 @@ class ControlServer:
 
     async def _follow(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         """The inbox as it is, then each message as it comes, as fast as the session reads."""
-        shown = await self._mailroom.newest()
+        shown = await self._mailbox.newest()
         await self._handle_mail("inbox", {**request, "upto": shown}, writer)
-        while True:
-            came = self._driver.mail_came
-            while rows := await self._mailroom.since(shown):
-                for position, view in rows:
-                    shown = position
-                    _write(writer, {"action": view})
-                with contextlib.suppress(ConnectionError):
-                    await writer.drain()
-            if came is self._driver.mail_came and not await self._driver.wait_for_mail(came):
-                writer.close()
-                return
+        async for view in self._mailbox.follow(shown):
+            _write(writer, {"action": view})
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+        writer.close()  # the node has ended
 
     async def _send(
         self, to: str, text: str = "", wait_s: float = 0.0, strict: bool = False, **arguments: Any
     ) -> list[dict[str, Any]]:
         """Send, and wait a while for delivery; durable in any case."""
         recipients = await self._recipients(to)
-        receipts = await self._mailroom.send(recipients, [text], **arguments)
+        receipts = await self._mailbox.send(recipients, [text], **arguments)
         if wait_s > 0:
             await self._wait(receipts, min(wait_s, WAIT_MAX_S), strict)
         return [
@@ -214,7 +208,7 @@ class ControlServer:
                 "to": each.to,
                 "state": each.state.value,
                 "reason": each.reason,
-                "known": each.state is not MessageState.QUEUED or self._mailroom.knows(each.to),
+                "known": each.state is not MessageState.QUEUED or self._mailbox.knows(each.to),
             }
             for each in receipts
         ]
@@ -230,7 +224,7 @@ class ControlServer:
             is_new = now - self._began <= MEETING_S
             found: list[AgentId] = []
             try:
-                found = self._mailroom.recipients(to)
+                found = self._mailbox.recipients(to)
             except AmbiguousPeer:
                 raise
             except NoSuchPeer:
@@ -262,8 +256,8 @@ class ControlServer:
     async def _watch(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         """Snapshot first, then actions, numbered without a gap."""
         number = 0
-        with self._driver.subscribers.subscribe(frozenset({"peer", "clone"})) as events:
-            snapshot = {"me": self._driver.me_view(), "peers": self._driver.peers_view()}
+        with self._driver.changes.subscribe(self._driver.views.events, ("peer", "clone")) as events:
+            snapshot = {"me": self._driver.views.me(), "peers": self._driver.views.peers()}
             _answer(writer, request.get("id"), {"seq": number, "snapshot": snapshot})
             async for event in events:
                 if event.kind == "lagged" or (
@@ -286,38 +280,11 @@ class ControlServer:
             raise RemoteProtocolError("A session sent a status that is not text.")
         if text is not None or presence is not None:
             self._driver.describe(presence, text)
-        return status_view(self._driver)
+        return self._driver.views.status()
 
     def _leave(self, _: dict[str, Any]) -> dict[str, Any]:
         self._driver.end()
         return {"agent": self._driver.agent, "pid": os.getpid()}
-
-
-def status_view(driver: Driver) -> dict[str, Any]:
-    """This agent at a glance (DESIGN 13)."""
-    counts = dict.fromkeys((state.value for state in PeerState if state != PeerState.LEFT), 0)
-    for peer in driver.peers():
-        if peer.state.value in counts:
-            counts[peer.state.value] += 1
-    me = driver.mesh.me
-    return {
-        "agent": driver.agent,
-        "name": me.name,
-        "role": me.role,
-        "mesh": driver.profile.mesh_name,
-        "presence": me.presence.value,
-        "status": me.status,
-        "pid": os.getpid(),
-        "uptime_s": round(time.time() - driver.started_at, 3),
-        "addresses": list(driver.addresses),
-        "peers": counts,
-        "outbox": driver.outbox_counts(),
-        "inbox": {"unread": driver.unread()},
-        "refused": dict(sorted(driver.refused().items())),
-        "ignored": dict(sorted(driver.ignored().items())),
-        "health": driver.health(),
-        "version": me.version,
-    }
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -42,7 +42,7 @@ async def take_snapshot(driver: Driver, folder: Path, now: float) -> bool:
     if kept and 0 <= now - kept[-1][0] < AGE_S:
         return False
     name = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H%M%SZ")
-    await driver.backup(str(folder / f"{name}{SUFFIX}"))
+    await driver.recovery.backup(str(folder / f"{name}{SUFFIX}"))
     for _, old in _kept(folder)[:-KEPT_MAX]:
         old.unlink(missing_ok=True)
     return True

@@ -6,7 +6,8 @@ Decides whom a name means and what a session is shown. Every change is durable b
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from meshagent.core.model.addressing import Known, resolve
@@ -25,14 +26,14 @@ from meshagent.errors import MeshError, NoSuchPeer, RemoteProtocolError, UsageEr
 from meshagent.node.blobs import BlobTransfers
 from meshagent.node.driver import Driver
 from meshagent.node.file_types import FileTypes
-from meshagent.node.received import Receipt
+from meshagent.node.inbox import PAGE_ROWS, follow_inbox
+from meshagent.node.received import Receipt, ReceivedMessage
 from meshagent.node.submitting import DEFAULT_KIND, Submissions
 from meshagent.node.views import iso
 
 __all__ = ["Mailbox"]
 
 LIST_MAX = 1000  # shown at once unless more is asked for
-SCAN_ROWS = 200  # read from disk at once while looking through the inbox
 _TAKEN_BACK = frozenset({MessageState.QUEUED})
 
 
@@ -47,7 +48,7 @@ class Mailbox:
         known: Callable[[], Sequence[Known]],
     ) -> None:
         self._driver, self._store, self._known = driver, store, known
-        self.blob_transfers, self.kinds = blob_transfers, FileTypes(blob_transfers.describe)
+        self.blob_transfers, self.file_types = blob_transfers, FileTypes(blob_transfers.describe)
         self.submissions = Submissions(driver, self._grant)
 
     # -- sending ------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ class Mailbox:
                 f"The message {entry.id} is {state} and can't be taken back.",
                 hint="See how far it has come: meshagent outbox --all",
             )
-        await self._driver.withdraw([entry], MessageState.CANCELLED)
+        await self._driver.housekeeping.withdraw([entry], MessageState.CANCELLED)
         after = await self._one_out(entry.id)
         if MessageState(after.state) is not MessageState.CANCELLED:
             raise UsageError(f"The message {after.id} is {after.state}: it had left already.")
@@ -145,40 +146,49 @@ class Mailbox:
         await self._driver.committed()
         found: list[dict[str, Any]] = []  # newest first
         while (left := limit - len(found)) > 0:
-            rows = await self._store.recent(min(left, SCAN_ROWS), upto=upto, unseen=unread)
+            rows = await self._store.recent(min(left, PAGE_ROWS), upto=upto, unseen=unread)
             if not rows:
                 break
             found += [self._in_view(row) for row in reversed(rows)]
             upto = rows[0].position - 1
         held = [self._in_view(row) for row in await self._store.receiving()]
-        return await self.kinds.correct_all([*found[::-1], *held][-limit:])
+        return await self.file_types.correct_all([*found[::-1], *held][-limit:])
 
     async def newest(self) -> int:
         """The position of the newest message that came."""
         return await self._store.newest()
 
-    async def since(self, position: int) -> list[tuple[int, dict[str, Any]]]:
-        """Every message beyond a position, with its own."""
-        rows = await self._store.inbox(position, SCAN_ROWS)
-        return [(row.position, await self.kinds.correct(self._in_view(row))) for row in rows]
+    async def follow(self, after: int) -> AsyncIterator[dict[str, Any]]:
+        """Every message beyond a position, then each as it comes, until the node ends."""
+        async with aclosing(follow_inbox(self._store, self._driver.changes, after)) as pages:
+            async for page in pages:
+                for view in await self.file_types.correct_all(map(self._in_view, page)):
+                    yield view
 
-    async def entries(self, after: int, unread: bool = True) -> Sequence[InEntry]:
-        """A stretch of the inbox beyond a position."""
-        return await self._store.inbox(after, SCAN_ROWS, unread=unread)
+    async def unread(self) -> AsyncIterator[ReceivedMessage]:
+        """Every message that is neither done nor parked, then each as it comes."""
+        changes = self._driver.changes
+        async with aclosing(follow_inbox(self._store, changes, unread=True)) as pages:
+            async for page in pages:
+                for entry in page:
+                    message = ReceivedMessage(entry, self)
+                    for each in message.attachments:
+                        await each.look()
+                    yield message
 
     async def read(self, ident: str) -> dict[str, Any]:
         """One message; its sender learns that it was seen."""
         entry = await self.one_in(ident)
         if entry.state == "unread":
             await self.mark(entry, "seen")
-        return await self.kinds.correct(self._in_view(await self.one_in(entry.id)))
+        return await self.file_types.correct(self._in_view(await self.one_in(entry.id)))
 
     async def done(self, ident: str) -> dict[str, Any]:
         """The message was acted upon; its sender learns that."""
         entry = await self.one_in(ident)
         if entry.state != "done":
             await self.mark(entry, "done")
-        return await self.kinds.correct(self._in_view(await self.one_in(entry.id)))
+        return await self.file_types.correct(self._in_view(await self.one_in(entry.id)))
 
     async def mark(self, entry: InEntry, state: str, failures: int = 0) -> None:
         """Note what became of a message, and tell its sender, in one commit."""
@@ -193,9 +203,9 @@ class Mailbox:
         if state in ("seen", "done"):
             news = {"id": entry.id, "state": state}
             await self.submissions.tell(AgentId(entry.sender), news, row)
-            await self._driver.keep([], freed)
         else:
-            await self._driver.keep([row], freed)
+            await self._driver.keep([row])
+        self._driver.housekeeping.inbox_shrank(freed)
 
     async def log(
         self, limit: int = LIST_MAX, search: str = "", peer: str = "", kind: str = ""
@@ -206,28 +216,28 @@ class Mailbox:
         rows = await self._store.log(
             limit, search=search, peer=agent, kind=kind, without=RECEIPT_KIND
         )
-        return await self.kinds.correct_all(self._log_view(row) for row in rows)
+        return await self.file_types.correct_all(self._log_view(row) for row in rows)
 
     # -- attachments --------------------------------------------------------------------------
 
     async def message(self, ident: str) -> dict[str, Any]:
         """One message that came, as it is; nobody is told."""
-        return await self.kinds.correct(self._in_view(await self.one_in(ident)))
+        return await self.file_types.correct(self._in_view(await self.one_in(ident)))
 
     async def fetch(self, ident: str) -> dict[str, Any]:
         """Get every attachment of a message that is not here yet; returns when all are."""
         entry = await self.one_in(ident)
         for each in parse_body(entry.body).attachments:
             await self.blob_transfers.fetch(AgentId(entry.sender), each)
-        return await self.kinds.correct(self._in_view(await self.one_in(entry.id)))
+        return await self.file_types.correct(self._in_view(await self.one_in(entry.id)))
 
     def attachment_view(self, attachment: Attachment) -> dict[str, Any]:
         """An attachment in JSON form; `received` counts the bytes that are here.
 
-        What it is, is its sender's claim: see `kinds`.
+        What it is, is its sender's claim: see `file_types`.
         """
         sha256, size = attachment.sha256, attachment.size
-        progress, trouble = self._driver.transfer.progress(sha256), ""
+        progress, trouble = self._driver.mesh.transfer.progress(sha256), ""
         if progress is not None and progress[1] != size:
             progress = None  # somebody else's claim about that hash
         try:
@@ -252,12 +262,12 @@ class Mailbox:
 
     async def backup(self, path: str) -> dict[str, Any]:
         """A copy of this agent's messages, while the node runs."""
-        await self._driver.backup(path)
+        await self._driver.recovery.backup(path)
         return {"agent": self._driver.agent, "file": path}
 
     async def restore(self, path: str) -> dict[str, Any]:
         """Go on from a copy, under a new epoch."""
-        await self._driver.restore(path)
+        await self._driver.recovery.restore(path)
         return {"agent": self._driver.agent, "file": path}
 
     # -- finding ------------------------------------------------------------------------------
@@ -289,7 +299,9 @@ class Mailbox:
         """What is on the wire is known to the engine only."""
         state = MessageState(entry.state)
         delivery = self._driver.mesh.delivery
-        on_wire = delivery is not None and delivery.is_on_wire(AgentId(entry.peer), entry.seq)
+        on_wire = delivery is not None and delivery.sending.is_on_wire(
+            AgentId(entry.peer), entry.seq
+        )
         return MessageState.SENT if on_wire and state is MessageState.QUEUED else state
 
     def _log_view(self, entry: LogEntry) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Messages as a program holds them: a receipt for one sent, a letter for one received."""
+"""Messages as a program holds them: a receipt for one that it sent, and one that it received."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from meshagent.core.effects import ReceiptChanged
 from meshagent.core.model.attachments import Attachment
 from meshagent.core.model.messages import PROGRESS, MessageState, parse_body
 from meshagent.core.model.peers import AgentId
 from meshagent.core.model.rows import InEntry
 from meshagent.errors import DeliveryTimeout, MeshError
+from meshagent.node.changes import ChangeFeed
 
 if TYPE_CHECKING:
     from meshagent.node.blobs import Attachable
@@ -111,9 +113,10 @@ class Receipt:
 class ReceiptBook:
     """The receipts that somebody still holds, by message."""
 
-    def __init__(self) -> None:
+    def __init__(self, changes: ChangeFeed) -> None:
         self._held: dict[str, ref[Receipt]] = {}
         self._tidy_at = TIDY_RECEIPTS
+        changes.listen(ReceiptChanged, self._advance)
 
     def add(self, ids: Iterable[str], receipts: Iterable[Receipt]) -> None:
         """From now on they hear how far the messages with these ids have come."""
@@ -123,10 +126,9 @@ class ReceiptBook:
             self._held = {ident: held for ident, held in self._held.items() if held() is not None}
             self._tidy_at = max(TIDY_RECEIPTS, 2 * len(self._held))
 
-    def advance(
-        self, peer: AgentId, idents: Iterable[str], state: MessageState, reason: str
-    ) -> None:
+    def _advance(self, change: ReceiptChanged) -> None:
         """These messages have come so far; nobody answers for another."""
+        peer, idents, state, reason = change
         rank, news = PROGRESS[state], (state,)
         reached = _END_RANK if state in _FAILED else rank
         for receipt in map(call, map(self._held.get, idents, repeat(_NOBODY))):
@@ -139,14 +141,14 @@ class ReceiptBook:
 
 
 class ReceivedAttachment:
-    """A file that came with a letter. Its bytes must not be changed: other messages share them.
+    """A file that came with a message. Its bytes must not be changed: other messages share them.
 
     What it is (`mime`, `width`, `height`) is its sender's claim until it is here, and then what its
     contents say.
     """
 
-    def __init__(self, attachment: Attachment, sender: AgentId, room: Mailbox) -> None:
-        self._attachment, self._sender, self._room = attachment, sender, room
+    def __init__(self, attachment: Attachment, sender: AgentId, mailbox: Mailbox) -> None:
+        self._attachment, self._sender, self._mailbox = attachment, sender, mailbox
         self.name, self.size, self.mime = attachment.name, attachment.size, attachment.mime
         self.sha256 = attachment.sha256.hex()
         self.width, self.height = attachment.width or None, attachment.height or None
@@ -157,35 +159,35 @@ class ReceivedAttachment:
     @property
     def path(self) -> Path | None:
         """Where it is; None as long as it is not here: `await fetch()`."""
-        blobs = self._room.blob_transfers.blobs
+        blobs = self._mailbox.blob_transfers.blobs
         held = blobs.holds(self._attachment.sha256, self.size)
         return blobs.path(self._attachment.sha256) if held else None
 
     async def fetch(self, progress: Callable[[int, int], None] | None = None) -> Path:
         """Get it if it is not here; `progress` hears bytes received and the size."""
-        await self._room.blob_transfers.fetch(self._sender, self._attachment, progress)
+        await self._mailbox.blob_transfers.fetch(self._sender, self._attachment, progress)
         await self.look()
-        return self._room.blob_transfers.blobs.path(self._attachment.sha256)
+        return self._mailbox.blob_transfers.blobs.path(self._attachment.sha256)
 
     async def look(self) -> None:
         """Learn what it is by its contents, if it is here."""
         sha256 = self._attachment.sha256
-        if self._room.blob_transfers.blobs.holds(sha256, self.size):
-            self.mime, width, height = await self._room.kinds.look(sha256)
+        if self._mailbox.blob_transfers.blobs.holds(sha256, self.size):
+            self.mime, width, height = await self._mailbox.file_types.look(sha256)
             self.width, self.height = width or None, height or None
 
     async def read(self) -> bytes:
         """Its bytes, all at once."""
         await self.fetch()
-        return await self._room.blob_transfers.contents(self._attachment.sha256)
+        return await self._mailbox.blob_transfers.contents(self._attachment.sha256)
 
 
 class ReceivedMessage:
     """A message that came. It stays in the inbox, and is handed out again, until `done`."""
 
-    def __init__(self, entry: InEntry, room: Mailbox) -> None:
+    def __init__(self, entry: InEntry, mailbox: Mailbox) -> None:
         message = parse_body(entry.body)
-        self._entry, self._room = entry, room
+        self._entry, self._mailbox = entry, mailbox
         self.id = message.id
         self.sender = entry.sender
         self.kind = message.kind
@@ -194,7 +196,7 @@ class ReceivedMessage:
         self.thread = message.thread or message.id
         self.reply_to = message.reply_to
         self.attachments = tuple(
-            ReceivedAttachment(each, AgentId(entry.sender), room) for each in message.attachments
+            ReceivedAttachment(each, AgentId(entry.sender), mailbox) for each in message.attachments
         )
         self.failures = entry.failures
 
@@ -213,16 +215,16 @@ class ReceivedMessage:
 
     async def _mark(self, state: str) -> None:
         """As it was when it was read: one that changed meanwhile has only news too many."""
-        await self._room.mark(self._entry, state)
+        await self._mailbox.mark(self._entry, state)
         self._entry = self._entry._replace(state=state)
 
     async def reply(
         self, text: str = "", *, data: Any = None, attach: Iterable[Attachable] = ()
     ) -> Receipt:
         """Answer its sender, in the same thread."""
-        (receipt,) = await self._room.send(
+        (receipt,) = await self._mailbox.send(
             [AgentId(self.sender)], [text], data=data, thread=self.thread, reply_to=self.id,
-            attach=[await self._room.blob_transfers.enclose(each) for each in attach],
+            attach=[await self._mailbox.blob_transfers.enclose(each) for each in attach],
         )  # fmt: skip
         return receipt
 
@@ -230,5 +232,5 @@ class ReceivedMessage:
         """A handler failed on it; after so many times it is parked, visibly. True when it is."""
         self.failures += 1
         parked = self.failures >= times_max
-        await self._room.mark(self._entry, "parked" if parked else "unread", self.failures)
+        await self._mailbox.mark(self._entry, "parked" if parked else "unread", self.failures)
         return parked

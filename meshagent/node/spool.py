@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshagent.core.delivery.send_stream import FRAME_BYTES_MAX, WITHDRAWN
-from meshagent.core.delivery.spool_files import DROP_BYTES_MAX, pack_drop, parse_drop
+from meshagent.core.delivery.spool_files import DROP_BYTES_MAX, Drop, pack_drop, parse_drop
 from meshagent.core.model.identity import Identity, verify
 from meshagent.core.model.messages import MessageState, parse_body
 from meshagent.core.model.peers import AgentId
@@ -28,7 +28,7 @@ from meshagent.transports.spool import Spool, read, stream_of
 if TYPE_CHECKING:
     from meshagent.node.driver import Driver
 
-__all__ = ["FolderPost", "SpoolDriver"]
+__all__ = ["FolderSpool", "SpoolDriver"]
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class SpoolDriver:
         """The node ends."""
 
 
-class FolderPost(SpoolDriver):
+class FolderSpool(SpoolDriver):
     """The spool in the mesh folder."""
 
     def __init__(
@@ -194,7 +194,7 @@ class FolderPost(SpoolDriver):
         return True
 
     def _is_swept(self, peer: AgentId) -> bool:
-        numbers = self._driver.mesh.numbers(peer)
+        numbers = self._decided(peer)
         if numbers is not None and peer not in self._swept and not self._is_local(peer):
             self._swept[peer] = numbers[0]  # nobody left files for one who is elsewhere
         return numbers is None or self._swept.get(peer) == numbers[0]
@@ -208,16 +208,21 @@ class FolderPost(SpoolDriver):
 
     async def _correspondents(self) -> list[AgentId]:
         if self._driver.runs:
-            return self._driver.mesh.correspondents()
+            delivery = self._driver.mesh.delivery
+            return [] if delivery is None else delivery.correspondents()
         return [AgentId(each.peer) for each in (await self._store.mail_start()).streams]
 
     async def _numbers(self, peer: AgentId) -> tuple[bytes, int] | None:
         """As decided; from the disk when the engine has ended."""
         if self._driver.runs:
-            return self._driver.mesh.numbers(peer)
+            return self._decided(peer)
         start = await self._store.mail_start()
         floors = [each.floor for each in start.streams if each.peer == peer]
         return (start.epoch, floors[0]) if floors else None
+
+    def _decided(self, peer: AgentId) -> tuple[bytes, int] | None:
+        delivery = self._driver.mesh.delivery
+        return None if delivery is None else delivery.numbers(peer)
 
     def _is_linked(self, peer: AgentId) -> bool:
         return self._driver.runs and self._driver.is_linked(peer)
@@ -253,13 +258,27 @@ class FolderPost(SpoolDriver):
             if data is None:
                 raise RemoteProtocolError("The file can't be read.")
             drop = parse_drop(data, self._identity.agent, self._mesh_id, verify)
-            if not await self._driver.take(drop):
+            if not await self._hand_in(drop):
                 return False
         except RemoteProtocolError as error:
             self._driver.log.warning("a file in the spool was refused: %s", error)
         with contextlib.suppress(OSError):
             await self._in_thread(path.unlink)
         return True
+
+    async def _hand_in(self, drop: Drop) -> bool:
+        """Whether delivery has all of it now, durably."""
+        driver = self._driver
+        if driver.mesh.links.pin(drop.sender, drop.key) != drop.key:
+            raise RemoteProtocolError("The drop's sender is known with another key.")
+        delivery = driver.mesh.delivery
+        if delivery is None:
+            return False
+        driver.perform(driver.mesh.take(drop.sender, drop.mail, driver.loop.time()))
+        has_all = delivery.receiving.has(drop.mail, drop.sender, spooled=True)
+        await driver.committed()
+        # Had the disk not taken it, this engine would not be in use any more.
+        return has_all and driver.runs and driver.mesh.delivery is delivery
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         loop = asyncio.get_running_loop()

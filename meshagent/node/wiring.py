@@ -36,7 +36,7 @@ from meshagent.node.control_socket import ControlServer
 from meshagent.node.daily_backups import keep_snapshots
 from meshagent.node.driver import Driver, Profile
 from meshagent.node.mailbox import Mailbox
-from meshagent.node.spool import FolderPost
+from meshagent.node.spool import FolderSpool
 from meshagent.session import open_blobs, runtime_folder
 from meshagent.storage.folders.agents import AgentFolder, list_agents
 from meshagent.storage.folders.files import mapped_errors
@@ -157,7 +157,7 @@ def _assemble(
     )  # fmt: skip
     discoveries = _discoveries(mesh, agent, host, sources, peers, _control_path(agent))
     store = SqliteStore(agent.folder.database)
-    post = FolderPost(
+    spool = FolderSpool(
         Spool(mesh.spool, identity.agent), store, identity, secret.mesh_id,
         lambda peer: (mesh.agents / peer).is_dir(),
     )  # fmt: skip
@@ -165,13 +165,20 @@ def _assemble(
     blob_transfers = BlobTransfers(
         blobs, agent.folder.path / "blobs", lambda peer: (mesh.agents / peer).is_dir()
     )
-    room = partial(_free_bytes, agent.folder.path)
     limits = AttachmentLimits(
         settings.bytes_of("attachments_eager"), settings.bytes_of("attachments_each"),
         settings.attachments_count, settings.attachments_types,
     )  # fmt: skip
     driver = Driver(
-        profile, transport, store, discoveries, log, post, blob_transfers, limits, room=room
+        profile,
+        transport,
+        store,
+        discoveries,
+        log,
+        spool,
+        blob_transfers,
+        limits,
+        free_bytes=partial(_free_bytes, agent.folder.path),
     )
     return driver, Mailbox(driver, store, blob_transfers, lambda: _known(mesh, driver))
 
@@ -182,7 +189,9 @@ def _free_bytes(folder: Path) -> int:
 
 def _known(mesh: MeshFolder, driver: Driver) -> list[Known]:
     """Who can be addressed: everyone met, and the agents of this folder, met or not."""
-    met = {each.agent: Known(each.agent, each.role, each.state.value) for each in driver.peers()}
+    met = {
+        each.agent: Known(each.agent, each.role, each.state.value) for each in driver.mesh.peers()
+    }
     for folder in list_agents(mesh):
         if folder.agent not in met and folder.agent != driver.agent:
             with contextlib.suppress(MeshError):

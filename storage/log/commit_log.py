@@ -25,10 +25,10 @@ from meshagent.core.model.rows import (
     Delivered,
     InRow,
     InState,
-    InTexts,
+    InBatch,
     OutRow,
     OutState,
-    OutTexts,
+    OutBatch,
     ReceiptRow,
     Row,
     TurnedAway,
@@ -70,9 +70,9 @@ _new = tuple.__new__  # a named tuple's own way takes twice as long
 # A kind of row is kept as its place here: new ones come at the end.
 _KINDS = (
     OutRow, OutState, Delivered, ReceiptRow, InRow, Arrived, TurnedAway, InState, Watermark,
-    OutTexts, InTexts,
+    OutBatch, InBatch,
 )  # fmt: skip
-_OF_PEER = frozenset({OutRow, OutTexts, OutState, Delivered, ReceiptRow})
+_OF_PEER = frozenset({OutRow, OutBatch, OutState, Delivered, ReceiptRow})
 _CODES: dict[type, int] = {kind: code for code, kind in enumerate(_KINDS)}
 
 
@@ -194,7 +194,7 @@ class CommitLog:
             kind: type = type(row)
             if kind not in _OF_PEER or row.peer != peer:  # type: ignore[union-attr]
                 continue
-            if isinstance(row, OutTexts):
+            if isinstance(row, OutBatch):
                 if len(found) < limit and row.first + len(row.ids) > first:
                     found += row.rows()[max(0, first - row.first) :]
             elif isinstance(row, OutRow):
@@ -342,7 +342,7 @@ def is_long(content: bytes, rows: Sequence[Row]) -> bool:
 def _many(rows: Sequence[Row]) -> int:
     """How many there are, each message for itself."""
     return sum([
-        len(row.ids) if type(row) is OutTexts or type(row) is InTexts else 1 for row in rows
+        len(row.ids) if type(row) is OutBatch or type(row) is InBatch else 1 for row in rows
     ])  # fmt: skip
 
 

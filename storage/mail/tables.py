@@ -18,13 +18,13 @@ from meshagent.core.model.rows import (
     InEntry,
     InRow,
     InState,
-    InTexts,
+    InBatch,
     MailStart,
     NewEpoch,
     OutEntry,
     OutRow,
     OutState,
-    OutTexts,
+    OutBatch,
     ReceiptRow,
     Row,
     TurnedAway,
@@ -188,7 +188,7 @@ class MailTables:
         """The next number for each peer once these are kept; all must be next in line."""
         after: dict[str, int] = {}
         for row in rows:
-            if type(row) is OutTexts:
+            if type(row) is OutBatch:
                 ident, first, end = row.ids[0], row.first, row.first + len(row.ids)
             elif type(row) is OutRow:
                 ident, first, end = row.id, row.seq, row.seq + 1
@@ -239,8 +239,8 @@ class MailTables:
                 in_news.clear()
                 for row in stretch:
                     release(self._database, connection, row)
-            elif kind is OutTexts or kind is InTexts:
-                together = new_out if kind is OutTexts else new_in
+            elif kind is OutBatch or kind is InBatch:
+                together = new_out if kind is OutBatch else new_in
                 for row in stretch:
                     together += row.rows()
             else:

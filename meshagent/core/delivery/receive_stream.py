@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from meshagent.core.model.messages import body_hash
 from meshagent.core.wire.frames import HASH_BYTES, Mail, MailAck
 
-__all__ = ["FORGOTTEN", "NO_HASH", "ReceiveStream", "last_that_came"]
+__all__ = ["BUSY", "FORGOTTEN", "GAP", "NO_HASH", "WELL", "ReceiveStream", "last_that_came"]
 
 NO_HASH = bytes(HASH_BYTES)
+WELL, BUSY, GAP = 0, 1, 2  # MailAck.mode
 _new = tuple.__new__  # a named tuple's own way takes twice as long
 FORGOTTEN = "forgotten"
 """In place of a reason: how this number, and any before it, ended is no longer known here.

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import accumulate, islice, takewhile
 from operator import attrgetter
 
@@ -20,7 +21,7 @@ from meshagent.core.model.messages import MessageState
 from meshagent.core.model.rows import OutEntry, OutRow
 from meshagent.core.wire.frames import MAIL_ITEMS_MAX, Mail
 
-__all__ = ["Item", "SendStream"]
+__all__ = ["Item", "LinkPhase", "Reading", "SendStream"]
 
 WINDOW_ITEMS_MAX = 32_768  # in memory per linked peer: many at once need not wait for a disk
 WINDOW_BYTES_MAX = 8 * 1024 * 1024  # eight of the largest messages
@@ -28,6 +29,41 @@ FRAME_BYTES_MAX = 256 * 1024  # a batch; one larger message travels alone
 GAP_PAUSE_S = 0.2  # a round trip: every frame behind a lost one is answered with the same gap
 ITEM_BYTES = 64  # of a message beside its body, in memory and on the wire
 WITHDRAWN = frozenset({MessageState.EXPIRED, MessageState.CANCELLED})
+
+
+class LinkPhase(Enum):
+    """Whether messages may leave."""
+
+    AWAY = "away"
+    GREETING = "greeting"
+    """Linked, and asked how much it has: until it answers, nobody knows what our numbers mean."""
+    READY = "ready"
+
+
+class Reading(Enum):
+    """The read from disk that is under way: at most one, whatever happens to the link."""
+
+    NOTHING = "nothing"
+    WINDOW = "window"
+    PROOF = "proof"
+    """Of the one message that an answer names, to see whether the answer can be believed."""
+    OUTDATED = "outdated"
+    """It began under other numbers: what it brings is not for this stream."""
+
+
+LINK_CHANGES = {
+    "connected": dict.fromkeys(LinkPhase, LinkPhase.GREETING),
+    "answered": {LinkPhase.GREETING: LinkPhase.READY, LinkPhase.READY: LinkPhase.READY},
+    "disconnected": dict.fromkeys(LinkPhase, LinkPhase.AWAY),
+}
+READ_CHANGES = {
+    "read on": {Reading.NOTHING: Reading.WINDOW},
+    "prove": {Reading.NOTHING: Reading.PROOF},
+    "disconnected": {Reading.PROOF: Reading.WINDOW},
+    "renumbered": {Reading.WINDOW: Reading.OUTDATED, Reading.PROOF: Reading.OUTDATED},
+    "arrived": dict.fromkeys(Reading, Reading.NOTHING),
+}
+"""What happens to a phase. A change that is not named for a read leaves it as it is."""
 
 
 Item = OutRow | OutEntry
@@ -54,12 +90,8 @@ class SendStream:
     ever_sent: int = 0
     """Up to here all were on the wire once, if only on a link that is gone."""
     durable: int = 0
-    linked: bool = False
-    greeted: bool = False
-    loading: bool = False
-    """A read from disk is under way: one at a time, and whatever happens to the link."""
-    outdated: bool = False
-    """That read began under other numbers: what it brings is not for this stream."""
+    link: LinkPhase = LinkPhase.AWAY
+    reading: Reading = Reading.NOTHING
     busy_until: float = 0.0
     answer_due: float | None = None
     failures: int = 0
@@ -78,6 +110,20 @@ class SendStream:
         self.noted = self.floor - 1
         self.sent = self.ever_sent = self.floor - 1
         self.durable = self.next_seq - 1
+
+    @classmethod
+    def renumbered(cls, old: SendStream, epoch: bytes) -> SendStream:
+        """All that waits in another stream, under new numbers. Nothing of it is durable yet."""
+        linked = old.link is not LinkPhase.AWAY
+        new = cls(epoch, old.waiting + 1, link=LinkPhase.READY if linked else LinkPhase.AWAY)
+        new.durable = 0
+        new.reading = READ_CHANGES["renumbered"].get(old.reading, old.reading)
+        return new
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether the peer is here."""
+        return self.link is not LinkPhase.AWAY
 
     @property
     def due(self) -> float | None:
@@ -110,7 +156,7 @@ class SendStream:
     def add(self, rows: Sequence[OutRow]) -> None:
         """New messages, by their numbers: kept in memory while they are next in line, with room."""
         self.next_seq += len(rows)
-        if not self.linked or self.loaded + 1 != rows[0].seq:
+        if not self.is_linked or self.loaded + 1 != rows[0].seq:
             return
         rows = rows[: WINDOW_ITEMS_MAX - len(self.items)]
         size = _size(rows)
@@ -126,8 +172,8 @@ class SendStream:
     def wants_more(self) -> bool:
         """Whether the next ones should be read from disk."""
         return (
-            self.linked
-            and not self.loading
+            self.is_linked
+            and self.reading is Reading.NOTHING
             and self.floor + len(self.items) <= self.durable
             and len(self.items) < WINDOW_ITEMS_MAX // 4
             and self._has_room()
@@ -140,8 +186,8 @@ class SendStream:
 
         `withdrawn`: what the disk may not have known yet, by id.
         """
-        usable = self.loading and self.linked and not self.outdated
-        self.loading = self.outdated = False
+        usable = self.is_linked and self.reading in (Reading.WINDOW, Reading.PROOF)
+        self.change_read("arrived")
         if not usable:
             return ()
         for entry in entries:
@@ -167,24 +213,10 @@ class SendStream:
         """Whether something in memory may leave: only what is durable here does."""
         return self.sent < self.durable and self.sent + 1 < self.floor + len(self.items)
 
-    def may_go_along(self, fresh: int) -> bool:
-        """Whether these, which were added last, are all that waits, and can leave in one frame as
-        soon as they are durable. What comes while a commit is under way shares a frame instead."""
-        before = self.next_seq - 1 - fresh
-        return (
-            self.greeted
-            and self.sent == self.durable == before
-            and self.floor + len(self.items) == self.next_seq
-            and fresh <= MAIL_ITEMS_MAX
-            and self.loaded_bytes <= FRAME_BYTES_MAX
-            and not self.busy_until
-        )
-
-    def next_frame(self, goes_along: bool = False) -> Mail:
-        """The next batch for the wire, when `has_next`; or what `may_go_along`."""
+    def next_frame(self) -> Mail:
+        """The next batch for the wire, when `has_next`."""
         first = self.sent + 1
-        upto = self.next_seq - 1 if goes_along else self.durable
-        last = min(self.loaded, upto, self.sent + MAIL_ITEMS_MAX)
+        last = min(self.loaded, self.durable, self.sent + MAIL_ITEMS_MAX)
         items = list(islice(self.items, first - self.floor, last + 1 - self.floor))
         if self.loaded_bytes > FRAME_BYTES_MAX:
             sizes = accumulate(_sizes(items))
@@ -260,9 +292,27 @@ class SendStream:
         self.gap_at, self.gap_due, self.rewound_at = upto, None, now
         self.rewind(upto)
 
-    def unlink(self) -> None:
+    def change_read(self, change: str) -> None:
+        """A read from disk begins, ends, or is overtaken by something else."""
+        self.reading = READ_CHANGES[change].get(self.reading, self.reading)
+
+    def connected(self) -> None:
+        """A new link: what was on another one may be lost with it."""
+        self.link = LINK_CHANGES["connected"][self.link]
+        self.rewind(0)
+        self.failures = 0
+        self.forget_times()
+
+    def answered(self) -> None:
+        """The peer has said how much it has, so messages may leave."""
+        if self.link is LinkPhase.GREETING:
+            self.answer_due = None
+        self.link = LINK_CHANGES["answered"].get(self.link, self.link)
+
+    def disconnected(self) -> None:
         """The peer is away: memory is for those who are here."""
-        self.linked = False
+        self.link = LINK_CHANGES["disconnected"][self.link]
+        self.change_read("disconnected")
         self.items.clear()
         self.states.clear()
         self.special.clear()

@@ -11,7 +11,6 @@ import random
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache, partial
-from itertools import repeat
 from typing import Any, NamedTuple
 
 from meshagent.core.model.attachments import Attachment, parse_attachments
@@ -24,19 +23,19 @@ __all__ = [
     "Message",
     "MessageIds",
     "MessageState",
-    "Texts",
+    "Outgoing",
+    "blobs_of",
     "body_hash",
     "is_id",
     "made_of",
-    "pack_bodies",
     "pack_body",
+    "pack_columns",
+    "parse_bodies",
     "parse_body",
-    "parse_texts",
 ]
 
 INLINE_BYTES_MAX = 1024 * 1024  # text and data together; beyond that it is an attachment
 SHORT_CHARACTERS_MAX = 200  # kind, thread, ids
-SHORT_TEXT_CHARACTERS = INLINE_BYTES_MAX // 8  # whatever they are, a body of them has room for all
 HEADERS_MAX = 32
 DATA_DEPTH_MAX = 64  # lists in lists: whoever prints it as JSON has a stack
 HASH_BYTES = 16
@@ -108,23 +107,29 @@ _UNPACKABLE = (TypeError, ValueError, OverflowError, RecursionError)
 """What msgpack raises for data that it has no form for."""
 
 
-class Texts(NamedTuple):
-    """Messages to one peer with nothing but a text, field by field: most are of this kind."""
+class Outgoing(NamedTuple):
+    """Messages on their way out, as columns: a batch of one is made the same way as many.
 
-    peer: AgentId
+    `expires` and `blobs` are empty when no message of the batch expires or has attachments.
+    """
+
+    peers: Sequence[AgentId]
     ids: Sequence[str]
-    texts: Sequence[str]
-    created_ms: int
+    bodies: Sequence[bytes]
+    expires: Sequence[int] = ()
+    blobs: Sequence[tuple[bytes, ...]] = ()
 
-    def bodies(self) -> list[bytes]:
-        """As `pack_body` gives them; only for texts of at most `SHORT_TEXT_CHARACTERS`."""
-        try:
-            return pack_all(zip(
-                self.ids, repeat(_USUAL_KIND), self.texts, repeat(self.created_ms),
-                *map(repeat, _NOTHING_ELSE), strict=False,
-            ))  # fmt: skip
-        except _UNPACKABLE as error:
-            raise _unsendable(error) from None
+    @classmethod
+    def of(cls, peers: Sequence[AgentId], columns: Sequence[tuple[Any, ...]]) -> Outgoing:
+        """Messages given field by field, in the order of Message's fields, each to its peer."""
+        attachments, expires = columns[8], columns[9]
+        return cls(
+            peers,
+            columns[0],
+            pack_columns(columns),
+            expires if any(expires) else (),
+            tuple(map(blobs_of, attachments)) if any(attachments) else (),
+        )
 
 
 class MessageIds:
@@ -169,27 +174,30 @@ def body_hash(body: bytes) -> bytes:
     return hashlib.sha256(body).digest()[:HASH_BYTES]
 
 
-def pack_body(message: Message) -> bytes:
-    """The bytes that travel and are kept; a message too large for them is refused here."""
+def pack_columns(columns: Sequence[tuple[Any, ...]]) -> list[bytes]:
+    """The bytes that travel and are kept, of messages given field by field.
+
+    A message that no recipient would take is refused here.
+    """
     try:
-        body = pack(message)
+        bodies = pack_all(zip(*columns, strict=True))
     except _UNPACKABLE as error:
         raise _unsendable(error) from None
-    if len(body) > INLINE_BYTES_MAX or not _is_only_text(message):
-        _check(message, body)
+    if not _are_only_texts(columns) or max(map(len, bodies)) > INLINE_BYTES_MAX:
+        for fields, body in zip(zip(*columns, strict=True), bodies, strict=True):
+            _check(made_of(fields), body)
+    return bodies
+
+
+def pack_body(message: Message) -> bytes:
+    """The bytes of one message."""
+    (body,) = pack_columns([(field,) for field in message])
     return body
 
 
-def pack_bodies(messages: Sequence[Message]) -> list[bytes]:
-    """As `pack_body`, for many."""
-    try:
-        bodies = pack_all(messages)
-    except _UNPACKABLE as error:
-        raise _unsendable(error) from None
-    if not _are_only_texts(messages) or max(map(len, bodies)) > INLINE_BYTES_MAX:
-        for message, body in zip(messages, bodies, strict=True):
-            _check(message, body)
-    return bodies
+def blobs_of(attachments: Sequence[Attachment]) -> tuple[bytes, ...]:
+    """The SHA-256 of each file, once."""
+    return tuple(dict.fromkeys(each.sha256 for each in attachments))
 
 
 def _unsendable(error: Exception) -> UsageError:
@@ -231,29 +239,34 @@ def parse_body(body: bytes) -> Message:
     return message
 
 
-def parse_texts(bodies: Sequence[bytes | None]) -> list[Message]:
-    """The messages in these, if each is nothing but a text, as most are; else none."""
+def parse_bodies(
+    bodies: Sequence[bytes | None],
+) -> Sequence[Message | RemoteProtocolError | None]:
+    """The message in each, or why there is none; None stays None."""
     found = unpack_short(bodies)
-    if set(map(type, found)) != {tuple} or set(map(len, found)) != {_FIELDS}:
-        return []
-    return list(map(made_of, found)) if _are_only_texts(found) else []
+    # Most frames hold plain texts: these are checked by column, without a call for each.
+    whole = set(map(type, found)) == {tuple} and set(map(len, found)) == {_FIELDS}
+    if whole and _are_only_texts(tuple(zip(*found, strict=True))):
+        return list(map(made_of, found))
+    return [None if body is None else _message_or_error(body) for body in bodies]
 
 
-def _are_only_texts(messages: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether these are messages, well-formed, with nothing but a text: that is seen at a glance.
+def _message_or_error(body: bytes) -> Message | RemoteProtocolError:
+    try:
+        return parse_body(body)
+    except RemoteProtocolError as error:
+        return error
 
-    Field by field for all of them, with no line of Python for each; one alone is sooner looked at.
-    """
-    many = len(messages)
-    if many <= 1:
-        return many == 1 and _is_only_text(messages[0])
-    fields = tuple(zip(*messages, strict=True))
-    ids, kinds, texts, created = fields[:4]
+
+def _are_only_texts(columns: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether these are well-formed messages with nothing but a text, as most are."""
+    ids, kinds, texts, created = columns[:4]
+    many = len(ids)
     return (
         kinds.count(_USUAL_KIND) == many
-        and fields[4:] == _nothing_else(many)
+        and tuple(columns[4:]) == _nothing_else(many)
         and set(map(type, ids + texts)) == {str}
-        and set(map(type, created + fields[9] + fields[10])) == {int}
+        and set(map(type, created + columns[9] + columns[10])) == {int}
         and min(created) >= 0
         and max(created) < _NUMBERS_END
         and all(map(str.isprintable, ids))
@@ -262,20 +275,7 @@ def _are_only_texts(messages: Sequence[tuple[Any, ...]]) -> bool:
     )
 
 
-def _is_only_text(fields: tuple[Any, ...]) -> bool:
-    ident, kind, text, created, *_, expires, hops = fields
-    return (
-        kind == _USUAL_KIND
-        and fields[4:] == _NOTHING_ELSE
-        and type(ident) is type(text) is str
-        and type(created) is type(expires) is type(hops) is int
-        and 0 <= created < _NUMBERS_END
-        and 0 < len(ident) <= SHORT_CHARACTERS_MAX
-        and ident.isprintable()
-    )
-
-
-@lru_cache(maxsize=4)  # a whole frame, what is left of a crowd
+@lru_cache(maxsize=8)  # one, a whole frame, what is left of a burst
 def _nothing_else(many: int) -> tuple[tuple[Any, ...], ...]:
     return tuple([(each,) * many for each in _NOTHING_ELSE])
 

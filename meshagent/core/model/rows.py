@@ -14,17 +14,17 @@ from typing import NamedTuple
 __all__ = [
     "Arrived",
     "Delivered",
+    "InBatch",
     "InEntry",
     "InRow",
     "InState",
-    "InTexts",
     "LogEntry",
     "MailStart",
     "NewEpoch",
+    "OutBatch",
     "OutEntry",
     "OutRow",
     "OutState",
-    "OutTexts",
     "PeerRow",
     "ReceiptRow",
     "Row",
@@ -62,21 +62,26 @@ class OutRow(NamedTuple):
         return bool(self.blobs)
 
 
-class OutTexts(NamedTuple):
+class OutBatch(NamedTuple):
     """Messages that were accepted for a peer together, numbered from `first` on, as columns: a row
-    for each takes five times as long to write. Nothing is attached to them, and none expires."""
+    for each takes five times as long to write. A message alone is a batch of one.
+
+    `expires` and `blobs` are empty when none of them expires or has attachments.
+    """
 
     peer: str
     epoch: bytes
     first: int
     ids: Sequence[str]
     bodies: Sequence[bytes]
+    expires: Sequence[int] = ()
+    blobs: Sequence[tuple[bytes, ...]] = ()
 
     def rows(self) -> list[OutRow]:
         """One for each."""
         return list(map(_out_row, zip(
             repeat(self.peer), repeat(self.epoch), count(self.first), self.ids, self.bodies,
-            repeat(0), repeat(()), strict=False,
+            self.expires or repeat(0), self.blobs or repeat(()), strict=False,
         )))  # fmt: skip
 
 
@@ -131,8 +136,8 @@ class InRow(NamedTuple):
     """The SHA-256 of each of its attachments; with any, it is held until it has `Arrived`."""
 
 
-class InTexts(NamedTuple):
-    """Messages that came together, numbered from `first` on, with nothing attached: as columns."""
+class InBatch(NamedTuple):
+    """Messages that came together, numbered from `first` on, as columns."""
 
     sender: str
     epoch: bytes
@@ -140,12 +145,13 @@ class InTexts(NamedTuple):
     ids: Sequence[str]
     bodies: Sequence[bytes]
     received_ms: int
+    blobs: Sequence[tuple[bytes, ...]] = ()
 
     def rows(self) -> list[InRow]:
         """One for each."""
         return list(map(_in_row, zip(
             repeat(self.sender), repeat(self.epoch), count(self.first), self.ids, self.bodies,
-            repeat(self.received_ms), repeat(()), strict=False,
+            repeat(self.received_ms), self.blobs or repeat(()), strict=False,
         )))  # fmt: skip
 
 
@@ -203,12 +209,12 @@ class NewEpoch:
 Row = (
     PeerRow
     | OutRow
-    | OutTexts
+    | OutBatch
     | OutState
     | Delivered
     | ReceiptRow
     | InRow
-    | InTexts
+    | InBatch
     | Arrived
     | TurnedAway
     | InState
@@ -221,7 +227,7 @@ Row = (
 def singly(rows: Iterable[Row]) -> Iterator[Row]:
     """The same, with a row for each message."""
     for row in rows:
-        if type(row) is OutTexts or type(row) is InTexts:
+        if type(row) is OutBatch or type(row) is InBatch:
             yield from row.rows()
         else:
             yield row
@@ -248,6 +254,8 @@ class MailStart:
     watermarks: tuple[Watermark, ...]
     unread: int
     taken: tuple[tuple[str, str], ...] = ()
+    withdrawn: int = 0
+    """How many messages of ours only wait to tell that they were taken back or expired."""
 
 
 class OutEntry(NamedTuple):

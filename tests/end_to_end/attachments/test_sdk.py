@@ -129,7 +129,7 @@ def test_what_a_file_is_is_told_by_its_contents_once_it_is_here(
 ) -> None:
     async def scenario() -> None:
         async with two(folders) as (sender, receiver):
-            room = sender._mailroom
+            room = sender._mailbox
             honest = room.blob_transfers.describe
 
             async def lie(sha256: bytes) -> Stored:

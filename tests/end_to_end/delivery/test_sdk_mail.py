@@ -437,8 +437,8 @@ async def _first(
 def test_history_that_is_too_old_goes_however_much_of_it_there_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("meshagent.node.driver.RETAIN_MS", 0)
-    monkeypatch.setattr("meshagent.node.driver.HOUSE_S", 2.0)
+    monkeypatch.setattr("meshagent.node.housekeeping.RETAIN_MS", 0)
+    monkeypatch.setattr("meshagent.node.housekeeping.LOOK_S", 2.0)
     monkeypatch.setattr("meshagent.storage.mail.retention.RETAIN_ROWS_MAX", 20)
 
     async def body() -> None:

@@ -56,7 +56,7 @@ def test_a_restored_agent_sends_what_was_pending_then_and_nothing_twice(
                 await (await writer.send(reader.agent, "three")).delivered(10)
                 await writer._driver.restore(copy)
                 await (await writer.send(reader.agent, "four")).delivered(10)
-            letters = await reader._mailroom.inbox()
+            letters = await reader._mailbox.inbox()
             return [letter["text"] for letter in letters]
 
     assert asyncio.run(main()) == ["one", "two", "three", "four"]
