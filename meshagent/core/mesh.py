@@ -34,7 +34,8 @@ from meshagent.core.links.engine import (
 from meshagent.core.membership.engine import LAN, Membership, MembershipConfig
 from meshagent.core.model.attachments import Attachment
 from meshagent.core.model.identity import Signer, Verify
-from meshagent.core.model.messages import Message, MessageState, Texts
+from meshagent.core.model.message_states import MessageState
+from meshagent.core.model.messages import Message, Texts
 from meshagent.core.model.peers import AgentId, Candidate, LinkId, Peer, PeerState, Presence
 from meshagent.core.model.records import ADDRESSES_MAX, Record
 from meshagent.core.model.rows import Delivered, OutEntry, OutState, PeerRow

@@ -48,7 +48,8 @@ from meshagent.core.effects import (
 from meshagent.core.mesh import Mesh
 from meshagent.core.model.attachments import Attachment, AttachmentLimits
 from meshagent.core.model.identity import Identity, MeshSecret, verify
-from meshagent.core.model.messages import Message, MessageState, Texts, parse_body
+from meshagent.core.model.message_states import MessageState
+from meshagent.core.model.messages import Message, Texts, parse_body
 from meshagent.core.model.peers import AgentId, Candidate, LinkId, Peer, PeerState, Presence
 from meshagent.core.model.records import STATUS_CHARACTERS_MAX, Record
 from meshagent.core.model.rows import Delivered, NewEpoch, OutEntry, OutState, PeerRow, Row

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from meshagent.core.delivery.incomplete_messages import Ended, IncompleteMessages
 from meshagent.core.delivery.receive_stream import FORGOTTEN, ReceiveStream, last_that_came
 from meshagent.core.delivery.retry_timers import Timers
-from meshagent.core.delivery.send_stream import WITHDRAWN, Item, SendStream
+from meshagent.core.delivery.send_stream import Item, SendStream
 from meshagent.core.effects import (
     Collect,
     CountUnread,
@@ -45,11 +45,11 @@ from meshagent.core.effects import (
 )
 from meshagent.core.membership.lifeguard import backoff_s
 from meshagent.core.model.file_names import one_line
+from meshagent.core.model.message_states import WITHDRAWN, MessageState
 from meshagent.core.model.messages import (
     RECEIPT_KIND,
     Message,
     MessageIds,
-    MessageState,
     Texts,
     body_hash,
     is_id,
