@@ -489,12 +489,12 @@ class Driver:
         await self.committed()
         await self._store.backup(path)
 
-    async def restore(self, path: str) -> None:
-        """Go on from a copy: messages that came or went since then are forgotten here."""
+    async def restore(self, path: str) -> str:
+        """Replace the mailbox with a backup; where the replaced one is kept."""
         self.mesh.deliver_with(None, self.loop.time())
         await self.committed()
         try:
-            await self._store.restore(path)
+            return await self._store.restore(path)
         finally:
             self._go_on_with(await self._delivery())
 

@@ -252,9 +252,9 @@ class Mailbox:
         return {"agent": self._driver.agent, "file": path}
 
     async def restore(self, path: str) -> dict[str, Any]:
-        """Go on from a copy, under a new epoch."""
-        await self._driver.restore(path)
-        return {"agent": self._driver.agent, "file": path}
+        """Replace the mailbox with a backup; `replaced` is the folder that keeps the old one."""
+        replaced = await self._driver.restore(path)
+        return {"agent": self._driver.agent, "file": path, "replaced": replaced or None}
 
     # -- finding ------------------------------------------------------------------------------
 

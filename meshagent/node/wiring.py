@@ -156,7 +156,7 @@ def _assemble(
         platform.node()[:HOST_CHARACTERS_MAX] or "unknown", __version__,
     )  # fmt: skip
     discoveries = _discoveries(mesh, agent, host, sources, peers, _control_path(agent))
-    store = SqliteStore(agent.folder.database)
+    store = SqliteStore(agent.folder.database, identity.agent)
     post = FolderPost(
         Spool(mesh.spool, identity.agent), store, identity, secret.mesh_id,
         lambda peer: (mesh.agents / peer).is_dir(),
@@ -341,8 +341,11 @@ def _control_path(agent: LockedAgent) -> Path:
 
 def _lost_database(folder: AgentFolder) -> str:
     """What to tell when an agent that has run before has no database; empty when all is well."""
+    from meshagent.storage.mail.backup import unfinished_restores
+
     with contextlib.suppress(OSError):
-        if folder.log_file.stat().st_size > 0 and not folder.database.exists():
+        is_there = folder.database.exists() or unfinished_restores(folder.database)
+        if folder.log_file.stat().st_size > 0 and not is_there:
             return (
                 f"{folder.database} is gone, so {folder.agent} begins with an empty one: it no "
                 "longer knows what came and what waited to be sent; its peers take its new mail "

@@ -226,19 +226,21 @@ class MemoryStore:
         write_private(path, b"a backup of a store in memory\n")
         self._backups[path] = self._durable.copy()
 
-    async def restore(self, path: str | Path) -> None:
-        """Become what that copy holds, under a new epoch."""
+    async def restore(self, path: str | Path) -> str:
+        """Become what that copy holds, under a new epoch; where what it replaced is kept."""
+        kept = Path(f"replaced-{len(self._backups)}")
 
         def write(content: _Content) -> None:
             backup = self._backups.get(Path(path))
             if backup is None:
                 raise StorageError(f"Can't read {path}: it does not exist.", path=str(path))
-            found = backup.copy()
+            self._backups[kept], found = content.copy(), backup.copy()
             found.mail.write([NewEpoch(_new_epoch())])
             content.mail, content.peers = found.mail, found.peers
             content.run += 1
 
         await self._write(write)
+        return str(kept)
 
     async def facts(self) -> Mapping[str, str]:
         """The same keys as the store on disk has."""
