@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshagent.core.model.addressing import Known, resolve
+from meshagent.core.model.addressing import KnownAgent, resolve
 from meshagent.core.model.attachments import Attachment, grant_words
 from meshagent.core.model.file_names import display_name
 from meshagent.core.model.message_states import MessageState
@@ -40,7 +40,7 @@ class Mailbox:
         driver: Driver,
         store: Store,
         blob_transfers: BlobTransfers,
-        known: Callable[[], Sequence[Known]],
+        known: Callable[[], Sequence[KnownAgent]],
     ) -> None:
         self._driver, self._store, self._known = driver, store, known
         self.blob_transfers, self.kinds = blob_transfers, FileTypes(blob_transfers.describe)

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from meshagent._version import __version__
-from meshagent.core.model.addressing import Known
+from meshagent.core.model.addressing import KnownAgent
 from meshagent.core.model.attachments import AttachmentLimits
 from meshagent.core.model.identity import MeshSecret
 from meshagent.core.model.peers import AgentId, Candidate, veil
@@ -180,15 +180,17 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def _known(mesh: MeshFolder, driver: Driver) -> list[Known]:
+def _known(mesh: MeshFolder, driver: Driver) -> list[KnownAgent]:
     """Who can be addressed: everyone met, and the agents of this folder, met or not."""
-    met = {each.agent: Known(each.agent, each.role, each.state.value) for each in driver.peers()}
+    met = {
+        each.agent: KnownAgent(each.agent, each.role, each.state.value) for each in driver.peers()
+    }
     for folder in list_agents(mesh):
         if folder.agent not in met and folder.agent != driver.agent:
             with contextlib.suppress(MeshError):
-                met[folder.agent] = Known(folder.agent, folder.read().role, "")
+                met[folder.agent] = KnownAgent(folder.agent, folder.read().role, "")
     me = driver.mesh.me
-    return [*met.values(), Known(me.agent, me.role, "alive")]
+    return [*met.values(), KnownAgent(me.agent, me.role, "alive")]
 
 
 def _discoveries(
