@@ -1,8 +1,9 @@
-"""`meshagent restore`: an agent's messages, as a file."""
+"""`meshagent restore`: an agent's mailbox becomes what a backup holds."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import click
@@ -17,7 +18,9 @@ __all__ = ["command"]
 @click.argument("file", type=click.Path())
 @common_options
 def command(common: Common, file: str) -> None:
-    """Go on from a backup, while the node runs; what came or went since then is forgotten.
+    """Replace this agent's mailbox with a backup. Everything since then is lost.
+
+    The node must be running. The replaced mailbox is kept in a folder, which is named.
 
     Example:  meshagent restore ~/tester.backup
     """
@@ -29,4 +32,8 @@ def command(common: Common, file: str) -> None:
     if common.json:
         print_json(done)
     else:
-        click.echo(f"{done['agent']} restored from {done['file']}")
+        click.echo(f"The mailbox of {done['agent']} is now the backup {done['file']}.")
+        if kept := done["replaced"]:
+            click.echo(f"The mailbox that it replaced is kept in {kept}")
+            click.echo(f"To go back to it: meshagent restore {shlex.quote(f'{kept}/mesh.db')}")
+            click.echo(f"To delete it: rm -r {shlex.quote(kept)}")

@@ -183,8 +183,11 @@ class Store(Protocol):
     async def backup(self, path: str) -> None:
         """A consistent copy, while everything goes on."""
 
-    async def restore(self, path: str) -> None:
-        """Become what that copy holds, under a new epoch; the store is open before and after."""
+    async def restore(self, path: str) -> str:
+        """Become what that copy holds, under a new epoch; the store is open before and after.
+
+        Returns where what it replaced is kept; empty when there was nothing.
+        """
 
     async def facts(self) -> Mapping[str, str]:
         """CommitLog mode, sync level, schema version: for `doctor`."""

@@ -10,15 +10,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from meshagent.core.model.addressing import Known, resolve
+from meshagent.core.model.addressing import KnownAgent, resolve
 from meshagent.core.model.attachments import Attachment, grant_words
 from meshagent.core.model.file_names import display_name
-from meshagent.core.model.messages import (
-    RECEIPT_KIND,
-    Message,
-    MessageState,
-    parse_body,
-)
+from meshagent.core.model.message_states import MessageState
+from meshagent.core.model.messages import RECEIPT_KIND, Message, parse_body
 from meshagent.core.model.peers import AgentId, is_agent_id
 from meshagent.core.model.rows import InEntry, InState, LogEntry, OutEntry
 from meshagent.core.ports import Store
@@ -45,7 +41,7 @@ class Mailbox:
         driver: Driver,
         store: Store,
         blob_transfers: BlobTransfers,
-        known: Callable[[], Sequence[Known]],
+        known: Callable[[], Sequence[KnownAgent]],
     ) -> None:
         self._driver, self._store, self._known = driver, store, known
         self.blob_transfers, self.file_types = blob_transfers, FileTypes(blob_transfers.describe)
@@ -266,9 +262,9 @@ class Mailbox:
         return {"agent": self._driver.agent, "file": path}
 
     async def restore(self, path: str) -> dict[str, Any]:
-        """Go on from a copy, under a new epoch."""
-        await self._driver.recovery.restore(path)
-        return {"agent": self._driver.agent, "file": path}
+        """Replace the mailbox with a backup; `replaced` is the folder that keeps the old one."""
+        replaced = await self._driver.recovery.restore(path)
+        return {"agent": self._driver.agent, "file": path, "replaced": replaced or None}
 
     # -- finding ------------------------------------------------------------------------------
 

@@ -87,13 +87,13 @@ class Recovery:
         await self._driver.committed()
         await self._driver.store.backup(path)
 
-    async def restore(self, path: str) -> None:
-        """Go on from a copy: messages that came or went since then are forgotten here."""
+    async def restore(self, path: str) -> str:
+        """Replace the mailbox with a backup; where the replaced one is kept."""
         driver = self._driver
         driver.mesh.deliver_with(None, driver.loop.time())
         await driver.committed()
         try:
-            await driver.store.restore(path)
+            return await driver.store.restore(path)
         finally:
             delivery = await self.engine_from_disk()
             driver.perform(driver.mesh.deliver_with(delivery, driver.loop.time()))

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from meshagent._version import __version__
-from meshagent.core.model.addressing import Known
+from meshagent.core.model.addressing import KnownAgent
 from meshagent.core.model.attachments import AttachmentLimits
 from meshagent.core.model.identity import MeshSecret
 from meshagent.core.model.peers import AgentId, Candidate, veil
@@ -156,7 +156,7 @@ def _assemble(
         platform.node()[:HOST_CHARACTERS_MAX] or "unknown", __version__,
     )  # fmt: skip
     discoveries = _discoveries(mesh, agent, host, sources, peers, _control_path(agent))
-    store = SqliteStore(agent.folder.database)
+    store = SqliteStore(agent.folder.database, identity.agent)
     spool = FolderSpool(
         Spool(mesh.spool, identity.agent), store, identity, secret.mesh_id,
         lambda peer: (mesh.agents / peer).is_dir(),
@@ -187,17 +187,18 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def _known(mesh: MeshFolder, driver: Driver) -> list[Known]:
+def _known(mesh: MeshFolder, driver: Driver) -> list[KnownAgent]:
     """Who can be addressed: everyone met, and the agents of this folder, met or not."""
     met = {
-        each.agent: Known(each.agent, each.role, each.state.value) for each in driver.mesh.peers()
+        each.agent: KnownAgent(each.agent, each.role, each.state.value)
+        for each in driver.mesh.peers()
     }
     for folder in list_agents(mesh):
         if folder.agent not in met and folder.agent != driver.agent:
             with contextlib.suppress(MeshError):
-                met[folder.agent] = Known(folder.agent, folder.read().role, "")
+                met[folder.agent] = KnownAgent(folder.agent, folder.read().role, "")
     me = driver.mesh.me
-    return [*met.values(), Known(me.agent, me.role, "alive")]
+    return [*met.values(), KnownAgent(me.agent, me.role, "alive")]
 
 
 def _discoveries(
@@ -350,8 +351,11 @@ def _control_path(agent: LockedAgent) -> Path:
 
 def _lost_database(folder: AgentFolder) -> str:
     """What to tell when an agent that has run before has no database; empty when all is well."""
+    from meshagent.storage.mail.backup import unfinished_restores
+
     with contextlib.suppress(OSError):
-        if folder.log_file.stat().st_size > 0 and not folder.database.exists():
+        is_there = folder.database.exists() or unfinished_restores(folder.database)
+        if folder.log_file.stat().st_size > 0 and not is_there:
             return (
                 f"{folder.database} is gone, so {folder.agent} begins with an empty one: it no "
                 "longer knows what came and what waited to be sent; its peers take its new mail "

@@ -37,7 +37,7 @@ from meshagent.core.transfer.uploads import UploadConfig
 from meshagent.core.wire.frames import BlobChunk, Frame
 from meshagent.simulator.world import World
 
-__all__ = ["Bulk", "BulkNode", "Store", "grant_of", "small_chunks"]
+__all__ = ["Bulk", "BulkNode", "SharedBlobs", "grant_of", "small_chunks"]
 
 SMALL_CHUNK_BYTES = 4
 DISK_S = (0.0001, 0.002)
@@ -60,7 +60,7 @@ def grant_of(granter: AgentId, puller: AgentId, sha256: bytes) -> bytes:
     return hashlib.sha256(f"{granter} {puller}".encode() + sha256).digest()
 
 
-class Store:
+class SharedBlobs:
     """A blob store that agents of one machine share: whole blobs, partials, and who has them open.
 
     It lasts; `full` is a disk with no room for another chunk.
@@ -80,7 +80,7 @@ class Store:
 class BulkNode:
     """One agent: a store that lasts, and an engine while it runs."""
 
-    def __init__(self, bulk: Bulk, name: str, store: Store) -> None:
+    def __init__(self, bulk: Bulk, name: str, store: SharedBlobs) -> None:
         self.bulk, self.world, self.name, self.store = bulk, bulk.world, AgentId(name), store
         self.engine: Transfer | None = None
         self.life = 0
@@ -309,7 +309,7 @@ class Bulk:
         """One agent for each entry of `stores`: those with equal numbers share a machine."""
         self.world = World(seed)
         self.pulling, self.serving = pulling or DownloadConfig(), serving or UploadConfig()
-        shared = {at: Store() for at in stores}
+        shared = {at: SharedBlobs() for at in stores}
         names = [f"n{at}" for at in range(len(stores))]
         self.nodes = {
             AgentId(name): BulkNode(self, name, shared[at])

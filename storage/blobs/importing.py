@@ -25,7 +25,7 @@ from meshagent.storage.blobs.mime_types import HEAD_BYTES
 from meshagent.storage.blobs.quota import Room
 from meshagent.storage.blobs.writeback import Writeback
 
-__all__ = ["Copied", "Progress", "Source", "copy_into", "hash_of", "opened_source"]
+__all__ = ["ByteSource", "Copied", "Progress", "copy_into", "hash_of", "opened_source"]
 
 BLOCK_BYTES = 1024 * 1024  # read, hashed and written at a time: all the memory that it takes
 SMALL_BYTES = 64 * 1024  # so much at least, should a small file grow while it is read
@@ -43,7 +43,7 @@ class Copied:
     head: bytes
 
 
-class Source:
+class ByteSource:
     """Bytes to come, from a descriptor of ours or from an object of the caller's."""
 
     def __init__(self, name: str, descriptor: int | None, stream: BinaryIO | None) -> None:
@@ -82,10 +82,10 @@ class Source:
 
 
 @contextlib.contextmanager
-def opened_source(source: Path | BinaryIO) -> Iterator[Source]:
+def opened_source(source: Path | BinaryIO) -> Iterator[ByteSource]:
     """The file at a path, opened once and found fit; or the caller's object as it is."""
     if not isinstance(source, Path):
-        yield Source(str(getattr(source, "name", "the given data")), None, source)
+        yield ByteSource(str(getattr(source, "name", "the given data")), None, source)
         return
     with _unreadable(str(source)):
         # Without O_NONBLOCK, opening a pipe would wait for somebody to write into it.
@@ -93,17 +93,19 @@ def opened_source(source: Path | BinaryIO) -> Iterator[Source]:
         descriptor = os.open(source, flags | getattr(os, "O_BINARY", 0))
     try:
         _require_file(source, os.fstat(descriptor).st_mode)
-        yield Source(str(source), descriptor, None)
+        yield ByteSource(str(source), descriptor, None)
     finally:
         os.close(descriptor)
 
 
-def copy_into(descriptor: int, path: Path, source: Source, room: Room, report: Progress) -> Copied:
+def copy_into(
+    descriptor: int, path: Path, source: ByteSource, room: Room, report: Progress
+) -> Copied:
     """Write all of the source into an empty file of ours, and hash what was written."""
     if source.size is not None:
         room.require(source.size)
         if source.descriptor is not None and _clone(descriptor, source.descriptor):
-            clone = Source(source.name, descriptor, None)
+            clone = ByteSource(source.name, descriptor, None)
             return hash_of(clone, report)
     digest, done, head = hashlib.sha256(), 0, bytearray()
     writeback = Writeback(descriptor)
@@ -139,7 +141,7 @@ def _beside(digest: Any) -> Iterator[Callable[[Any], Callable[[], None]]]:
         threads.shutdown()
 
 
-def hash_of(source: Source, report: Progress) -> Copied:
+def hash_of(source: ByteSource, report: Progress) -> Copied:
     """Read all of it, and write nothing."""
     digest, done, head = hashlib.sha256(), 0, bytearray()
     for block in source.blocks():

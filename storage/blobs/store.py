@@ -28,9 +28,9 @@ from meshagent.storage.blobs.errors import Held, NotHeld, mapped_to_disk_full
 from meshagent.storage.blobs.garbage import DAMAGED, GRACE_S, TEMPORARY, Swept, release, sweep
 from meshagent.storage.blobs.image_sizes import dimensions
 from meshagent.storage.blobs.importing import (
+    ByteSource,
     Copied,
     Progress,
-    Source,
     copy_into,
     hash_of,
     opened_source,
@@ -196,7 +196,7 @@ class BlobStore:
         self._room.forget()
         return False
 
-    def _import(self, source: Source, report: Progress) -> Copied:
+    def _import(self, source: ByteSource, report: Progress) -> Copied:
         name = temporary_name("import")
         path = self.root / TEMPORARY / name
         with (
@@ -210,7 +210,7 @@ class BlobStore:
             self._placer(copied.sha256, copied.size)(shelf, name)
         return copied
 
-    def _find(self, source: Source, report: Progress) -> Copied | None:
+    def _find(self, source: ByteSource, report: Progress) -> Copied | None:
         """What does not fit may be here already: then it needs no room."""
         if source.descriptor is None:
             return None  # a stream can't be read again

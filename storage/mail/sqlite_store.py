@@ -35,7 +35,7 @@ from meshagent.core.model.rows import (
 from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
 from meshagent.storage.log.loop_commits import Pace
 from meshagent.storage.mail.attachment_index import blobs, names_blob
-from meshagent.storage.mail.backup import Snapshot, restore_database
+from meshagent.storage.mail.backup import Snapshot, claim, finish_restore, restore_database
 from meshagent.storage.mail.database import Database
 from meshagent.storage.mail.search import DIRECTIONS, LogPage, Wanted, match_query
 
@@ -73,8 +73,8 @@ _Outcome = tuple[Then, Any, Exception | None]
 class SqliteStore:
     """An agent's rows in `mesh.db`. It belongs to the event loop that opened it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, agent: str = "") -> None:
+        self.path, self.agent = path, agent
         self._worker: _Worker | None = None
 
     async def open(self) -> None:
@@ -82,7 +82,7 @@ class SqliteStore:
         assert self._worker is None, "opened twice"
         worker = _Worker(self.path)
         try:
-            await worker.call(_open)
+            await worker.call(self._open)
         except Exception:
             await worker.stop()
             raise
@@ -247,9 +247,25 @@ class SqliteStore:
                 await self._call(lambda _: snapshot.abandon())
             raise
 
-    async def restore(self, path: str | Path) -> None:
-        """Become what that copy holds, under a new epoch; after a failure all is as it was."""
-        await self._call(partial(_restore, Path(path)))
+    async def restore(self, path: str | Path) -> str:
+        """Become what that copy holds, under a new epoch; where what it replaced is kept."""
+        return await self._call(partial(self._restore, Path(path)))
+
+    def _open(self, database: Database) -> None:
+        finish_restore(self.path)
+        database.open()
+        database.journal.recover()
+        if self.agent:
+            claim(database, self.agent)
+
+    def _restore(self, path: Path, database: Database) -> str:
+        """In one call, so that nobody meets the file while it is replaced."""
+        database.close()
+        try:
+            kept = restore_database(path, self.path, self.agent)
+        finally:
+            self._open(database)
+        return "" if kept is None else str(kept)
 
     async def facts(self) -> Mapping[str, str]:
         """CommitLog mode, sync level, schema, epoch, damaged rows."""
@@ -438,20 +454,6 @@ def _fold_some(database: Database) -> bool:
     database.journal.overrun = False
     database.journal.fold_some()
     return database.journal.size > 0
-
-
-def _open(database: Database) -> None:
-    database.open()
-    database.journal.recover()
-
-
-def _restore(path: Path, database: Database) -> None:
-    """In one call, so that nobody meets the file while it is replaced."""
-    database.close()
-    try:
-        restore_database(path, database.path)
-    finally:
-        _open(database)
 
 
 def _log_page(database: Database, **asked: Any) -> LogPage:

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 
 from meshagent.core.model.peers import LinkId
 
-__all__ = ["Arrival", "InboundConnections", "cut_off"]
+__all__ = ["InboundConnection", "InboundConnections", "cut_off"]
 
 
 @dataclass(eq=False, slots=True)
-class Arrival:
+class InboundConnection:
     """One accepted connection. `claimed` once a frame came from it, `link` if that is certain."""
 
     descriptor: int
@@ -41,7 +41,7 @@ class Arrival:
 class Shared:
     """Connections on one descriptor, and links that are theirs in an order nobody knows."""
 
-    arrivals: list[Arrival] = field(default_factory=list)
+    arrivals: list[InboundConnection] = field(default_factory=list)
     links: list[LinkId] = field(default_factory=list)
 
 
@@ -49,15 +49,15 @@ class InboundConnections:
     """Every accepted connection until it is gone and its frames are read."""
 
     def __init__(self) -> None:
-        self._live: dict[int, Arrival] = {}
-        self._unclaimed: dict[Arrival, None] = {}
+        self._live: dict[int, InboundConnection] = {}
+        self._unclaimed: dict[InboundConnection, None] = {}
         self._shared: dict[int, Shared] = {}
-        self._departed: list[Arrival] = []
+        self._departed: list[InboundConnection] = []
 
     def accepted(self, descriptor: int) -> None:
         """A connection came; nothing is known about who it is."""
         self.disconnected(descriptor)  # a disconnect that we were never told
-        arrival = Arrival(descriptor, _ends_of(descriptor))
+        arrival = InboundConnection(descriptor, _ends_of(descriptor))
         self._live[descriptor] = arrival
         self._unclaimed[arrival] = None
 
@@ -68,7 +68,7 @@ class InboundConnections:
             arrival.gone = True
             self._departed.append(arrival)
 
-    def claim(self, descriptor: int, link: LinkId) -> Arrival | None:
+    def claim(self, descriptor: int, link: LinkId) -> InboundConnection | None:
         """The connection this link's first frame came from; None when that can't be told."""
         candidates = [each for each in self._unclaimed if each.descriptor == descriptor]
         for each in candidates:
@@ -100,7 +100,7 @@ class InboundConnections:
                 lost += self._shared.pop(descriptor).links
         return lost, sum(not each.claimed for each in departed)
 
-    def strangers(self) -> Iterator[Arrival]:
+    def strangers(self) -> Iterator[InboundConnection]:
         """Connections that live and have not sent a frame, the oldest first."""
         return (each for each in self._unclaimed if not each.gone)
 
@@ -108,7 +108,7 @@ class InboundConnections:
         return len(self._unclaimed)
 
 
-def cut_off(arrival: Arrival) -> None:
+def cut_off(arrival: InboundConnection) -> None:
     """Shut the connection down under libzmq, which has no call for that and sees it as lost.
 
     Both ends' addresses are compared with those at its arrival: a descriptor that has meanwhile

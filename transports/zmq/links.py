@@ -1,6 +1,6 @@
 """What the ZeroMQ transport keeps of each link. Holds; the transport decides.
 
-Invariant: a Dialled link has at most one Line, and whoever takes it away closes it.
+Invariant: a Dialled link has at most one DialledSockets, and whoever takes it away closes it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import zmq
 
 from meshagent.core.model.peers import LinkId
 from meshagent.transports.limits import DIALLED_DESCRIPTORS, INBOUND_DESCRIPTORS
-from meshagent.transports.zmq.inbound_connections import Arrival
+from meshagent.transports.zmq.inbound_connections import InboundConnection
 from meshagent.transports.zmq.monitor import Monitor
 from meshagent.transports.zmq.reader import FrameReader, SocketReader
 
-__all__ = ["Dialled", "Inbound", "Line"]
+__all__ = ["Dialled", "DialledSockets", "Inbound"]
 
 
 @dataclass(eq=False, slots=True)
-class Line:
+class DialledSockets:
     """The sockets of one attempt to connect, and how to read them."""
 
     dealer: zmq.Socket[bytes]
@@ -43,7 +43,7 @@ class Dialled:
     deadline: float
     opened: bool = False
     end: str = ""
-    line: Line | None = None
+    line: DialledSockets | None = None
     untried: list[tuple[str, int]] = field(default_factory=list)
     resolving: asyncio.Task[None] | None = None
     cost = DIALLED_DESCRIPTORS
@@ -55,5 +55,5 @@ class Inbound:
 
     link: LinkId
     route: bytes
-    arrival: Arrival | None
+    arrival: InboundConnection | None
     cost = INBOUND_DESCRIPTORS

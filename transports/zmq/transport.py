@@ -32,7 +32,7 @@ from meshagent.transports.limits import (
 )
 from meshagent.transports.link_events import tell
 from meshagent.transports.zmq.inbound_connections import InboundConnections, cut_off
-from meshagent.transports.zmq.links import Dialled, Inbound, Line
+from meshagent.transports.zmq.links import Dialled, DialledSockets, Inbound
 from meshagent.transports.zmq.monitor import DIALLING_EVENTS, LISTENING_EVENTS, Monitor, dialled_end
 from meshagent.transports.zmq.reader import FrameReader, Received, SocketReader, has_frames
 from meshagent.transports.zmq.sockets import (
@@ -299,7 +299,7 @@ class ZmqTransport:
             log.warning("Dialling failed: %s", mesh_error(error, host))
             self._end_soon(entry.link, "refused")
 
-    def _connect(self, entry: Dialled, host: str, port: int) -> Line:
+    def _connect(self, entry: Dialled, host: str, port: int) -> DialledSockets:
         limits = self._limits
         dealer = open_dealer(self._context, self._keys, limits)
         try:
@@ -310,7 +310,7 @@ class ZmqTransport:
         except zmq.ZMQError:
             dealer.close(linger=0)
             raise
-        line = Line(dealer, monitor, FrameReader(dealer, limits, routed=False))
+        line = DialledSockets(dealer, monitor, FrameReader(dealer, limits, routed=False))
 
         line.drains = [
             SocketReader(self._loop, dealer, partial(self._take_dialled, entry, line)),
@@ -323,19 +323,19 @@ class ZmqTransport:
             raise
         return line
 
-    def _read_events(self, entry: Dialled, line: Line) -> None:
+    def _read_events(self, entry: Dialled, line: DialledSockets) -> None:
         def happened(event: int, value: int) -> None:
             if entry.line is line and not entry.end:
                 self._dialled_event(entry, event)
 
         line.monitor.drain(happened)
 
-    def _take_events(self, entry: Dialled, line: Line) -> bool:
+    def _take_events(self, entry: Dialled, line: DialledSockets) -> bool:
         """What the monitor has, and then every frame that came before an end of which it tells."""
         self._read_events(entry, line)
         return entry.line is line and bool(entry.end) and self._take_dialled(entry, line, False)
 
-    def _take_dialled(self, entry: Dialled, line: Line, expected: bool) -> bool:
+    def _take_dialled(self, entry: Dialled, line: DialledSockets, expected: bool) -> bool:
         """Frames, as many as a turn may have; or the one that is expected, so that who waited for
         it goes on before more is read. Whether some are left."""
         expected = expected and entry.opened
@@ -353,7 +353,7 @@ class ZmqTransport:
             frames, size = frames - 1, size - received.size
         return entry.line is line
 
-    def _dialled_read(self, entry: Dialled, line: Line) -> bool:
+    def _dialled_read(self, entry: Dialled, line: DialledSockets) -> bool:
         """Every frame that is here has been handed on; False, unless one is in the middle."""
         if entry.end and not line.reader.skipping:
             self._dialled_ended(entry, line)
@@ -365,7 +365,7 @@ class ZmqTransport:
             entry.opened = True
             self._opened(entry, None)
 
-    def _dialled_ended(self, entry: Dialled, line: Line) -> None:
+    def _dialled_ended(self, entry: Dialled, line: DialledSockets) -> None:
         """Every frame that came before the end has been handed on."""
         if entry.end == "refused" and entry.untried:
             line.close(0)

@@ -21,13 +21,8 @@ from meshagent.core.delivery.conversations import Conversations
 from meshagent.core.delivery.incomplete_messages import Ended, IncompleteMessages
 from meshagent.core.delivery.receiving import Receiving
 from meshagent.core.delivery.sending import Sending
-from meshagent.core.model.messages import (
-    RECEIPT_KIND,
-    Message,
-    MessageIds,
-    MessageState,
-    Outgoing,
-)
+from meshagent.core.model.message_states import MessageState
+from meshagent.core.model.messages import RECEIPT_KIND, Message, MessageIds, Outgoing
 from meshagent.core.model.peers import AgentId
 from meshagent.core.model.rows import MailStart, OutEntry
 from meshagent.core.turns import NOTHING, Turn, join_turns

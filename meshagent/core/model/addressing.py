@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from meshagent.core.model.peers import AgentId, is_agent_id
 from meshagent.errors import AmbiguousPeer, NoSuchPeer
 
-__all__ = ["Known", "resolve"]
+__all__ = ["KnownAgent", "resolve"]
 
 _RANK = {"alive": 0, "suspect": 1, "gone": 2, "left": 3}
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownAgent:
     """An agent that can be addressed; `state` is empty when it was never met."""
 
     agent: AgentId
@@ -31,7 +31,7 @@ class Known:
         return self.agent[:-9]
 
 
-def resolve(text: str, known: Sequence[Known], me: AgentId) -> list[AgentId]:
+def resolve(text: str, known: Sequence[KnownAgent], me: AgentId) -> list[AgentId]:
     """The agents that `text` means, never ourselves by a group's name."""
     if text.startswith(("@", "any:")):
         return _group(text, [each for each in known if each.agent != me])
@@ -52,7 +52,7 @@ def resolve(text: str, known: Sequence[Known], me: AgentId) -> list[AgentId]:
     raise _unknown(text, known)
 
 
-def _group(text: str, known: Sequence[Known]) -> list[AgentId]:
+def _group(text: str, known: Sequence[KnownAgent]) -> list[AgentId]:
     one = text.startswith("any:")
     role = text.removeprefix("any:") if one else text[1:]
     members = [each for each in known if role and role in (each.role, "all")]
@@ -65,7 +65,7 @@ def _group(text: str, known: Sequence[Known]) -> list[AgentId]:
     return [each.agent for each in (members[:1] if one else members)]
 
 
-def _ambiguous(text: str, matching: Sequence[Known]) -> AmbiguousPeer:
+def _ambiguous(text: str, matching: Sequence[KnownAgent]) -> AmbiguousPeer:
     here = sorted(matching, key=lambda each: (_RANK.get(each.state, 4), each.agent))
     ids = ", ".join(f"{each.agent} ({each.state or 'never met'})" for each in here[:8])
     return AmbiguousPeer(
@@ -74,7 +74,7 @@ def _ambiguous(text: str, matching: Sequence[Known]) -> AmbiguousPeer:
     )
 
 
-def _unknown(text: str, known: Sequence[Known]) -> NoSuchPeer:
+def _unknown(text: str, known: Sequence[KnownAgent]) -> NoSuchPeer:
     names = sorted({each.name for each in known} | {each.role for each in known if each.role})
     return NoSuchPeer(f"Nobody here is called {text!r}.", hint=_suggest(text, names))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshagent.core.model.addressing import Known, resolve
+from meshagent.core.model.addressing import KnownAgent, resolve
 from meshagent.core.model.peers import AgentId
 from meshagent.errors import AmbiguousPeer, NoSuchPeer
 
@@ -12,10 +12,10 @@ ME = AgentId("tester-aaaaaaaa")
 BOB, EVE = AgentId("bob-bbbbbbbb"), AgentId("eve-cccccccc")
 BOB2 = AgentId("bob-dddddddd")
 KNOWN = [
-    Known(ME, "tester", "alive"),
-    Known(BOB, "backend", "gone"),
-    Known(EVE, "backend", "alive"),
-    Known(BOB2, "tester", ""),
+    KnownAgent(ME, "tester", "alive"),
+    KnownAgent(BOB, "backend", "gone"),
+    KnownAgent(EVE, "backend", "alive"),
+    KnownAgent(BOB2, "tester", ""),
 ]
 
 
@@ -40,7 +40,7 @@ def test_a_name_means(text: str, meant: list[AgentId]) -> None:
 
 
 def test_a_role_means_its_only_bearer_and_never_us_when_there_is_another() -> None:
-    known = [Known(ME, "qa", "alive"), Known(EVE, "qa", "alive")]
+    known = [KnownAgent(ME, "qa", "alive"), KnownAgent(EVE, "qa", "alive")]
     assert resolve("qa", known, ME) == [EVE]
 
 

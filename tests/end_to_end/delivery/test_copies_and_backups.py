@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -216,3 +217,23 @@ def test_a_restored_backup_gives_new_mail_new_numbers(post: Post) -> None:
     assert restored.code == 0, restored.err
     post.send(agent, reader, *words("tomorrow"))
     post.wait_for_texts(reader, [*wanted, *words("tomorrow")])
+
+
+def test_a_restore_takes_only_its_own_backup_and_can_be_undone(post: Post) -> None:
+    sender, peer = _pair(post)
+    agent, reader = sender.agent, peer.agent
+    file = post.root / "backup.db"
+    assert post.say(agent, "backup", str(file)).code == 0
+    post.send(reader, agent, *words("today"))
+    post.wait_for_texts(agent, words("today"))
+    refused = post.say(reader, "restore", str(file))
+    assert refused.code != 0
+    assert f"belongs to {agent}, and this agent is {reader}" in refused.err
+    assert "nothing was changed" in refused.err
+    restored = post.say(agent, "restore", str(file))
+    assert restored.code == 0, restored.err
+    assert post.inbox(agent) == []
+    (back,) = [line for line in restored.out.splitlines() if line.startswith("To go back to it:")]
+    undone = post.say(agent, *shlex.split(back.split("meshagent ")[1]))
+    assert undone.code == 0, undone.err
+    post.wait_for_texts(agent, words("today"))
