@@ -116,7 +116,9 @@ class ControlServer:
     # -- one session --------------------------------------------------------------------------
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        session = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        # Decided now: all that waited to be accepted come in before the first of them is served.
+        serve = self._serve if len(self._sessions) < SESSIONS_MAX else self._turn_away
+        session = asyncio.get_running_loop().create_task(serve(reader, writer))
         self._sessions.add(session)
         session.add_done_callback(self._ended)
 
@@ -127,13 +129,6 @@ class ControlServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         watch: asyncio.Task[None] | None = None
         try:
-            if len(self._sessions) > SESSIONS_MAX:
-                full = LimitReached(
-                    f"{SESSIONS_MAX} sessions are attached to {self._driver.agent} already.",
-                    hint="End some of them and try again.",
-                )
-                _answer(writer, None, error=full)
-                return
             while line := await reader.readline():
                 request = _parse(line)
                 if request.get("do") == "subscribe" and watch is None:
@@ -152,6 +147,14 @@ class ControlServer:
                 watch.cancel()
                 await asyncio.gather(watch, return_exceptions=True)
             await _end(writer)
+
+    async def _turn_away(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        full = LimitReached(
+            f"{SESSIONS_MAX} sessions are attached to {self._driver.agent} already.",
+            hint="End some of them and try again.",
+        )
+        _answer(writer, None, error=full)
+        await _end(writer)
 
     async def _handle(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         name, number = str(request.get("do")), request.get("id")

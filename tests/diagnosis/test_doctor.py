@@ -198,7 +198,6 @@ def test_a_terminal_without_unicode_still_gets_the_report(place: Place) -> None:
 
 
 @pytest.mark.namespaces
-@pytest.mark.skipif(os.geteuid() != 0 and not os.environ.get("CI"), reason="needs root")
 def test_a_machine_whose_loopback_is_down_is_explained(place: Place) -> None:
     place.init()
     findings = place.doctor(before=("unshare", "-n"))
@@ -208,7 +207,6 @@ def test_a_machine_whose_loopback_is_down_is_explained(place: Place) -> None:
 
 
 @pytest.mark.namespaces
-@pytest.mark.skipif(os.geteuid() != 0 and not os.environ.get("CI"), reason="needs root")
 def test_a_read_only_folder_is_explained(place: Place) -> None:
     place.init()
     place.join("tester")

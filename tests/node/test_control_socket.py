@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,27 @@ class Room:
         return []
 
 
-def server(room: Room) -> ControlServer:
-    return ControlServer(None, room, Path("/nowhere"), logging.getLogger())  # type: ignore[arg-type]
+def answer(room: Room, do: str, **request: object) -> dict[str, Any]:
+    """What a session is told that asks a node which has just started."""
+
+    async def ask(path: Path) -> dict[str, Any]:
+        server = ControlServer(None, room, path, logging.getLogger())  # type: ignore[arg-type]
+        await server.start()
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(json.dumps({"id": 1, "do": do, **request}).encode() + b"\n")
+        said: dict[str, Any] = json.loads(await reader.readline())
+        writer.close()
+        await writer.wait_closed()
+        await server.close()
+        return said
+
+    with tempfile.TemporaryDirectory(prefix="ma-", dir="/tmp") as folder:  # for a short path
+        return asyncio.run(ask(Path(folder) / "socket"))
+
+
+def recipients(room: Room, to: str) -> list[AgentId]:
+    found: list[AgentId] = answer(room, "recipients", to=to)["result"]
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -48,11 +69,16 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "LOOK_S", 0.0)
 
 
+@pytest.fixture
+def has_run_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "MEETING_S", -1.0)
+
+
 def test_a_name_is_waited_for_by_a_node_that_has_just_started() -> None:
     room = Room(unknown_times=5)
-    assert asyncio.run(server(room)._recipients("backend")) == [BACKEND]
+    assert recipients(room, "backend") == [BACKEND]
     room = Room(unknown_times=5)
-    assert asyncio.run(server(room)._send("backend", "hello")) == []
+    assert answer(room, "send", to="backend", text="hello")["result"] == []
     assert room.asked == 6
 
 
@@ -80,34 +106,27 @@ def test_a_group_is_whole_when_nobody_has_joined_it_for_a_while(
 ) -> None:
     monkeypatch.setattr(control, "time", Clock())
     for group in ("@all", "@worker"):
-        found = asyncio.run(server(Gathering(0))._recipients(group))
-        assert found == [BACKEND, TESTER, REVIEWER]
-    assert asyncio.run(server(Gathering(0))._recipients("any:worker")) == [BACKEND]
+        assert recipients(Gathering(0), group) == [BACKEND, TESTER, REVIEWER]
+    assert recipients(Gathering(0), "any:worker") == [BACKEND]
 
 
-def test_a_group_is_what_is_known_to_one_that_has_run_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("has_run_for_a_while")
+def test_a_group_is_what_is_known_to_one_that_has_run_for_a_while() -> None:
     room = Gathering(0)
-    node = server(room)
-    monkeypatch.setattr(control, "MEETING_S", -1.0)
-    assert asyncio.run(node._recipients("@all")) == [BACKEND]
+    assert recipients(room, "@all") == [BACKEND]
     assert room.asked == 1
 
 
-def test_a_name_that_nobody_has_is_told_at_once_by_one_that_has_run_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("has_run_for_a_while")
+def test_a_name_that_nobody_has_is_told_at_once_by_one_that_has_run_for_a_while() -> None:
     room = Room(unknown_times=5)
-    node = server(room)
-    monkeypatch.setattr(control, "MEETING_S", -1.0)
-    with pytest.raises(NoSuchPeer):
-        asyncio.run(node._send("backend", "hello"))
+    told = answer(room, "send", to="backend", text="hello")["error"]
+    assert told["exit_code"] == NoSuchPeer.exit_code
     assert room.asked == 1
 
 
 def test_a_name_that_several_have_is_told_at_once() -> None:
     room = Room(unknown_times=5, why=AmbiguousPeer)
-    with pytest.raises(AmbiguousPeer):
-        asyncio.run(server(room)._recipients("backend"))
+    told = answer(room, "recipients", to="backend")["error"]
+    assert told["exit_code"] == AmbiguousPeer.exit_code
     assert room.asked == 1

@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 from end_to_end.delivery.full_disk import LONG, SCENARIOS
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.namespaces,
-    pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root"),
-]
+pytestmark = [pytest.mark.process, pytest.mark.namespaces]
 
 TESTS = Path(__file__).parent.parent.parent
 

@@ -354,7 +354,7 @@ def wait_until(true: Callable[[], object], what: str, within: float = PATIENCE_S
     while not true():
         if time.monotonic() - start > within:
             raise AssertionError(f"waited {within} s for {what}")
-        time.sleep(0.02)
+        time.sleep(0.02 if time.monotonic() - start < 1.0 else 0.1)  # each look costs a node work
     return time.monotonic() - start
 
 

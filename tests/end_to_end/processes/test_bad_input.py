@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -168,7 +166,6 @@ def test_a_busy_port_changes_nothing(mesh: Mesh, known: bool) -> None:
 
 
 @pytest.mark.namespaces
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root on Linux")
 @pytest.mark.parametrize("known", [False, True], ids=["new agent", "known agent"])
 def test_a_read_only_folder_is_named(mesh: Mesh, known: bool) -> None:
     if known:

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from end_to_end.processes.harness import Mesh, Node, Ran, finish
+from end_to_end.processes.harness import Mesh, Node, Ran, finish, wait_until
 
 from meshagent.discovery.registry import process_start, this_host
 from meshagent.errors import NotRunning
@@ -76,35 +76,28 @@ def test_nonsense_costs_only_its_own_connection(shared: Mesh, node: Node) -> Non
 
 
 def test_sessions_beyond_the_limit_are_told_and_the_rest_go_on(shared: Mesh, node: Node) -> None:
+    beyond = 10
+    _until_nobody_is_attached(shared, node)
     with ExitStack() as sessions:
-        crowd = [sessions.enter_context(_attached(shared, node)) for _ in range(SESSIONS_MAX)]
-        answers = [_ask(each, {"id": 1, "do": "status"}) for each in crowd]
-        # Sessions of the test before may be just ending: then as many of these are told.
-        served = [each for each in answers if "result" in each]
-        assert len(served) > SESSIONS_MAX - 10
-        assert all(each["error"]["exit_code"] == 6 for each in answers if "error" in each)
-        while len(served) < SESSIONS_MAX:
-            answer = _ask(
-                sessions.enter_context(_attached(shared, node)), {"id": 1, "do": "status"}
-            )
-            served += [answer] if "result" in answer else []
+        node.signal(signal.SIGSTOP)  # it accepts nobody: all of them come at once
+        try:
+            crowd = [
+                sessions.enter_context(_attached(shared, node))
+                for _ in range(SESSIONS_MAX + beyond)
+            ]
+        finally:
+            node.signal(signal.SIGCONT)
+        told = [_answer(each) for each in crowd[SESSIONS_MAX:]]  # without having asked
+        assert [each["error"]["exit_code"] for each in told] == [6] * beyond
+        served = [_ask(each, {"id": 1, "do": "status"}) for each in crowd[:SESSIONS_MAX]]
+        assert all(each["result"]["agent"] == node.agent for each in served)
         ran = shared.run("peers")
         assert ran.code == 6
         assert str(SESSIONS_MAX) in ran.err
         assert "Traceback" not in ran.err
+    _until_nobody_is_attached(shared, node)
     assert shared.run("peers").code == 0
     assert node.err == ""
-
-
-def test_all_sessions_may_come_while_the_node_is_busy(shared: Mesh, node: Node) -> None:
-    node.joined  # noqa: B018 - waits
-    with ExitStack() as sessions:
-        node.signal(signal.SIGSTOP)  # it accepts nobody
-        try:
-            crowd = [sessions.enter_context(_attached(shared, node)) for _ in range(SESSIONS_MAX)]
-        finally:
-            node.signal(signal.SIGCONT)
-        assert _ask(crowd[-1], {"id": 1, "do": "status"})["result"]["agent"] == node.agent
 
 
 def test_a_command_waits_while_too_many_others_wait_to_be_accepted(mesh: Mesh) -> None:
@@ -145,12 +138,10 @@ def test_a_session_that_never_reads_delays_neither_others_nor_the_end(mesh: Mesh
                 sent_at = time.monotonic()
             except BlockingIOError:
                 time.sleep(0.01)
-        started = time.monotonic()
-        assert mesh.run("status").code == 0
-        assert time.monotonic() - started < 2.0
-        sent = node.signal(signal.SIGTERM)
+        with _attached(mesh, node) as other:  # it would wait no longer than for 5 s
+            assert _ask(other, {"id": 1, "do": "status"})["result"]["agent"] == node.agent
+        node.signal(signal.SIGTERM)
         assert node.wait(5.0) == 0
-        assert time.monotonic() - sent < 2.0
 
 
 def test_a_session_is_told_when_its_node_does_not_answer(mesh: Mesh) -> None:
@@ -279,6 +270,17 @@ def _register(mesh: Mesh, agent: str, control: Path) -> None:
     mesh.registry_file(agent).write_text(json.dumps(entry))
 
 
+def _until_nobody_is_attached(mesh: Mesh, node: Node) -> None:
+    """The node needs a moment to notice that sessions have ended; it holds a socket for each."""
+    path = str(_socket_of(mesh, node))
+
+    def held() -> int:
+        lines = Path("/proc/net/unix").read_text().splitlines()
+        return sum(line.endswith(f" {path}") for line in lines)
+
+    wait_until(lambda: held() == 1, "only the listening socket to be left")
+
+
 @contextmanager
 def _attached(mesh: Mesh, node: Node) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as session:
@@ -289,6 +291,10 @@ def _attached(mesh: Mesh, node: Node) -> Iterator[socket.socket]:
 
 def _ask(session: socket.socket, request: dict[str, object]) -> dict[str, dict[str, object]]:
     session.sendall(json.dumps(request).encode() + b"\n")
+    return _answer(session)
+
+
+def _answer(session: socket.socket) -> dict[str, dict[str, object]]:
     with session.makefile("rb") as lines:
         answer: dict[str, dict[str, object]] = json.loads(lines.readline())
     return answer
