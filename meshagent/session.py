@@ -182,8 +182,7 @@ def open_blobs(mesh: MeshFolder, settings: Settings | None = None) -> BlobStore:
     """The store of a mesh's attachments on this machine; any process may use it."""
     from meshagent.storage.blobs.store import BlobStore
 
-    settings = settings or mesh.read_settings()
-    return BlobStore(mesh.blobs, settings.bytes_of("attachments_quota"))
+    return BlobStore(mesh.blobs, settings.attachments_quota if settings else mesh.read_quota())
 
 
 def running_agents(registry: Path) -> list[RegistryEntry]:

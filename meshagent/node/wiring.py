@@ -167,7 +167,7 @@ def _assemble(
     )
     room = partial(_free_bytes, agent.folder.path)
     limits = AttachmentLimits(
-        settings.bytes_of("attachments_eager"), settings.bytes_of("attachments_each"),
+        settings.attachments_eager, settings.attachments_each,
         settings.attachments_count, settings.attachments_types,
     )  # fmt: skip
     driver = Driver(

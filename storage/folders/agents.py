@@ -11,10 +11,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from meshagent.core.model.peers import AgentId, check_agent_id, check_name, is_agent_id
-from meshagent.errors import ConfigError, LimitReached, StorageError, UsageError
+from meshagent.errors import LimitReached, StorageError
 from meshagent.storage.folders.files import (
     make_private_folder,
     mapped_errors,
@@ -26,7 +25,6 @@ from meshagent.storage.folders.key_files import format_key, read_key
 from meshagent.storage.folders.mesh_folder import MeshFolder
 from meshagent.storage.folders.toml_files import (
     LIST_ITEMS_MAX,
-    parse_table,
     read_text,
     toml_string,
     toml_strings,
@@ -38,8 +36,6 @@ AGENTS_MAX = (
     1024  # per mesh folder: a folder that holds more has a leak, and listing must stay fast
 )
 KEY_KIND = "agentkey1"
-
-_FIELDS: dict[str, type] = {"name": str, "role": str, "capabilities": tuple}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,37 +86,16 @@ class AgentFolder:
 
     def read(self) -> AgentInfo:
         """Who this agent is; a CorruptFile or ConfigError names the file and the way out."""
-        table: dict[str, Any] = parse_table(read_text(self.info_file), self.info_file, _FIELDS)
+        from meshagent.storage.folders.settings import parse_agent
+
+        said = parse_agent(read_text(self.info_file), self.info_file)
         seed, warnings = read_key(self.key_file, KEY_KIND, self._repair())
         self.warnings.extend(warnings)
-        for name in ("name", "role"):
-            if name not in table:
-                raise self._bad_info(name, f"{name} is missing", f'Add the line {name} = "…".')
-        info = AgentInfo(
-            self.agent, table["name"], table["role"], table.get("capabilities", ()), seed
-        )
-        self._check(info)
-        return info
+        return AgentInfo(self.agent, said.name, said.role, said.capabilities, seed)
 
     def write_info(self, name: str, role: str, capabilities: Sequence[str]) -> None:
         """Replace agent.toml (an agent that resumes may have other capabilities)."""
         write_private(self.info_file, _format_info(name, role, capabilities))
-
-    def _check(self, info: AgentInfo) -> None:
-        named = [("name", info.name), ("role", info.role)]
-        for label, text in named + [("capabilities", text) for text in info.capabilities]:
-            try:
-                check_name(text, label)
-            except UsageError as error:
-                raise self._bad_info(label, error.message, error.hint) from None
-
-    def _bad_info(self, name: str, problem: str, fix: str) -> ConfigError:
-        return ConfigError(
-            f"{self.info_file}: {problem.rstrip('.')}.",
-            hint=fix,
-            path=str(self.info_file),
-            field=name,
-        )
 
     def _repair(self) -> str:
         return (

@@ -1,170 +1,182 @@
-"""What may be set in mesh.toml, what each setting costs, and how the file looks when it is new.
+"""What mesh.toml and agent.toml may say, as models, and how a mistake in one is explained.
 
-Never reads a file or an environment. Invariant: a `Settings` that exists is valid.
+Never reads a file or an environment. Invariant: a `Settings` or an `AgentSettings` that exists is
+valid. Imports pydantic, which takes longer than a whole command: whatever a command needs at its
+start is in toml_files.py.
 """
 
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from meshagent.errors import ConfigError
-from meshagent.storage.folders.toml_files import parse_table, toml_string
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    ValidationError,
+)
 
-__all__ = ["DISCOVERY_CHOICES", "Settings", "format_settings", "parse_settings"]
+from meshagent.core.model.peers import check_name
+from meshagent.errors import ConfigError, UsageError
+from meshagent.storage.folders.toml_files import (
+    LIST_ITEMS_MAX,
+    MESH_NAME_CHARACTERS_MAX,
+    QUOTA,
+    default_mesh_name,
+    is_mesh_name,
+    parse_size,
+    parse_toml,
+)
+
+__all__ = ["DISCOVERY_CHOICES", "AgentSettings", "Settings", "parse_agent", "parse_settings"]
 
 DISCOVERY_CHOICES = ("auto", "mdns", "file", "none")
-MESH_NAME_CHARACTERS_MAX = 64  # it is shown in one line of a narrow terminal
-
-_FIELDS: dict[str, type] = {
-    "name": str,
-    "discovery": str,
-    "listen": str,
-    "peers": tuple,
-    "attachments_eager": str,
-    "attachments_each": str,
-    "attachments_count": int,
-    "attachments_types": tuple,
-    "attachments_quota": str,
-}
-_UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+STRING_CHARACTERS_MAX = 255
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+def _mesh_name(value: str) -> str:
+    if not is_mesh_name(value):
+        raise ValueError(f"Use 1 to {MESH_NAME_CHARACTERS_MAX} characters on one line.")
+    return value
+
+
+def _discovery(value: str) -> str:
+    if value not in DISCOVERY_CHOICES:
+        close = difflib.get_close_matches(value, DISCOVERY_CHOICES, n=1)
+        guess = f"Did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"{guess}It may be {', '.join(DISCOVERY_CHOICES)}.")
+    return value
+
+
+def _peer(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError('Write each as "host:port", such as "192.168.1.5:7400".')
+    return value
+
+
+def _size(value: object) -> int:
+    try:
+        return parse_size(value)
+    except ValueError:
+        raise ValueError(
+            'Write it as "100 MiB", in quotes; KiB, MiB, GiB and TiB are known.'
+        ) from None
+
+
+def _name(value: str) -> str:
+    try:
+        return check_name(value, "text")
+    except UsageError as error:
+        raise ValueError(f"{error.message} {error.hint}") from None
+
+
+Text = Annotated[str, Field(max_length=STRING_CHARACTERS_MAX)]
+Name = Annotated[Text, AfterValidator(_name)]
+Size = Annotated[int, BeforeValidator(_size)]
+AtMost = Field(max_length=LIST_ITEMS_MAX)
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Settings(_Settings):
     """The settings of a mesh, shared by all who use its folder. Options of a command win."""
 
-    name: str
+    name: Annotated[Text, AfterValidator(_mesh_name)]
     """What people call the mesh. For display: the secret, not the name, tells meshes apart."""
 
-    discovery: str = "auto"
+    discovery: Annotated[Text, AfterValidator(_discovery)] = "auto"
     """How agents look for each other. `auto` is everything at once. `mdns` alone keeps no
     registry file but needs multicast; `file` alone is silent on the network but sees only this
     machine; `none` leaves `peers`, which is the quietest and must be kept up by hand."""
 
-    listen: str = ""
+    listen: Text = ""
     """The address to listen on. Empty is every interface: found from anywhere on the LAN.
     `127.0.0.1` keeps the agents of this machine among themselves."""
 
-    peers: tuple[str, ...] = ()
+    peers: Annotated[tuple[Annotated[Text, AfterValidator(_peer)], ...], AtMost] = ()
     """`host:port` addresses to dial at start, for networks where discovery can't reach. One is
     enough, since the rest is learned from it; each more is one more way in when one is away."""
 
-    attachments_eager: str = "100 MiB"
+    attachments_eager: Size = 100 * 2**20
     """Attachments up to this size are fetched at once, and a message is handed out when they are
     here. Larger ones wait until somebody asks. More means fuller disks and later messages."""
 
-    attachments_each: str = "10 GiB"
+    attachments_each: Size = 10 * 2**30
     """A larger attachment is refused, and its sender told."""
 
-    attachments_count: int = 32
+    attachments_count: Annotated[StrictInt, Field(ge=0)] = 32
     """A message with more attachments is refused."""
 
-    attachments_types: tuple[str, ...] = ()
+    attachments_types: Annotated[tuple[Text, ...], AtMost] = ()
     """If any are named, attachments of other types are refused: `image/*`, `application/pdf`."""
 
-    attachments_quota: str = "50 GiB"
+    attachments_quota: Size = parse_size(QUOTA)
     """What all attachments of this mesh may take on this machine. Beyond it, sending and receiving
     them is refused; what no message needs any more is removed by itself."""
 
-    def bytes_of(self, field: str) -> int:
-        """A size in bytes."""
-        return parse_size(getattr(self, field))
 
+class AgentSettings(_Settings):
+    """Who an agent is, apart from its key."""
 
-def parse_size(text: str) -> int:
-    """`100 MiB` as a number of bytes; ValueError when it is not a size."""
-    number, _, unit = text.strip().partition(" ")
-    return int(float(number) * _UNITS[unit.strip().lower() or "b"])
+    name: Name
+    role: Name
+    capabilities: Annotated[tuple[Name, ...], AtMost] = ()
 
 
 def parse_settings(text: str, path: Path) -> Settings:
     """The settings in `text`, the content of `path`; a ConfigError names the field and the fix."""
-    table: dict[str, Any] = parse_table(text, path, _FIELDS)
-    settings = Settings(**({"name": _shown_name(path.resolve().parent.parent.name)} | table))
-    _check_name(settings.name, path)
-    _check_discovery(settings.discovery, path)
-    for peer in settings.peers:
-        _check_peer(peer, path)
-    for field in ("attachments_eager", "attachments_each", "attachments_quota"):
-        _check_size(field, getattr(settings, field), path)
-    if settings.attachments_count < 0:
-        count = str(settings.attachments_count)
-        raise _bad(path, "attachments_count", count, "Use a number, 0 for none.")
-    return settings
+    default = {"name": default_mesh_name(path.resolve().parent.parent.name)}
+    return _validated(Settings, default | parse_toml(text, path), path)
 
 
-def _check_size(field: str, value: str, path: Path) -> None:
+def parse_agent(text: str, path: Path) -> AgentSettings:
+    """The same of an agent.toml."""
+    return _validated(AgentSettings, parse_toml(text, path), path)
+
+
+_Model = TypeVar("_Model", bound=_Settings)
+
+
+def _validated(model: type[_Model], table: dict[str, Any], path: Path) -> _Model:
     try:
-        if parse_size(value) >= 0:
-            return
-    except (KeyError, OverflowError, ValueError):
-        pass
-    raise _bad(path, field, value, 'Write it as "100 MiB"; KiB, MiB, GiB and TiB are known.')
+        return model.model_validate(table)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = str(first["loc"][0])
+        problem, fix = _explained(first, field, list(model.model_fields))
+        raise ConfigError(f"{path}{problem}", hint=fix, path=str(path), field=field) from None
 
 
-def _check_name(name: str, path: Path) -> None:
-    if not (0 < len(name) <= MESH_NAME_CHARACTERS_MAX and name.isprintable()):
-        raise _bad(
-            path, "name", name, f"Use 1 to {MESH_NAME_CHARACTERS_MAX} characters on one line."
-        )
+_KINDS = {
+    "string_type": 'text, such as "…"',
+    "int_type": "a whole number",
+    "tuple_type": 'a list of texts, such as ["…", "…"]',
+}
 
 
-def _check_discovery(value: str, path: Path) -> None:
-    if value in DISCOVERY_CHOICES:
-        return
-    close = difflib.get_close_matches(value, DISCOVERY_CHOICES, n=1)
-    guess = f"Did you mean {close[0]!r}? " if close else ""
-    raise _bad(path, "discovery", value, f"{guess}It may be {', '.join(DISCOVERY_CHOICES)}.")
-
-
-def _check_peer(peer: str, path: Path) -> None:
-    host, _, port = peer.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise _bad(path, "peers", peer, 'Write each as "host:port", such as "192.168.1.5:7400".')
-
-
-def _bad(path: Path, field: str, value: str, fix: str) -> ConfigError:
-    return ConfigError(
-        f"{path}: {field} can't be {value!r}.", hint=fix, path=str(path), field=field
-    )
-
-
-def format_settings(name: str) -> str:
-    """The text of a new mesh.toml: the name, and every other setting as a comment."""
-    return _TEMPLATE.replace("NAME", toml_string(_shown_name(name)), 1)
-
-
-def _shown_name(text: str) -> str:
-    """A valid name of a mesh made from any text, such as a folder's name."""
-    plain = "".join(character for character in text if character.isprintable())
-    return plain[:MESH_NAME_CHARACTERS_MAX].strip() or "mesh"
-
-
-_TEMPLATE = """\
-# Settings of this mesh. Safe to commit: the secret is in mesh.key, which .gitignore keeps out.
-name = NAME
-
-# How agents find each other: "auto" (everything at once), "mdns" (the local network),
-# "file" (this machine only, nothing on the network) or "none" (only the peers below).
-# discovery = "auto"
-
-# The address to listen on. Empty is every interface; "127.0.0.1" is this machine only.
-# listen = ""
-
-# Addresses to dial at start, where discovery can't reach: ["192.168.1.5:7400"].
-# peers = []
-
-# What is taken as attachments: fetched at once up to this size, larger ones when asked for;
-# refused beyond "each" and "count", or when types are named and it is of none of them
-# (["image/*", "application/pdf"]). All of them together may take "quota" on this machine.
-# attachments_eager = "100 MiB"
-# attachments_each = "10 GiB"
-# attachments_count = 32
-# attachments_types = []
-# attachments_quota = "50 GiB"
-"""
-
-assert set(_FIELDS) == {field.name for field in fields(Settings)}
+def _explained(error: Any, field: str, known: list[str]) -> tuple[str, str]:
+    """What is wrong and how to put it right; `error` is one of pydantic's."""
+    kind, value, limits = error["type"], error["input"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        close = difflib.get_close_matches(field, known, n=1)
+        fix = f"Did you mean {close[0]!r}?" if close else f"Known settings: {', '.join(known)}."
+        return f" has an unknown setting {field!r}.", fix
+    if kind == "missing":
+        return f": {field} is missing.", f'Add the line {field} = "…".'
+    if kind in _KINDS:
+        wanted = _KINDS[kind if len(error["loc"]) == 1 else "tuple_type"]
+        wrong = f": {field} has a value of the wrong type ({type(value).__name__})."
+        return wrong, f"Write {field} as {wanted}."
+    if "max_length" in limits:
+        return f": {field} is too long ({len(value)}).", f"At most {limits['max_length']} fit."
+    if kind == "value_error":
+        return f": {field} can't be {value!r}.", str(limits["error"])
+    return f": {field} can't be {value!r}.", error["msg"].replace("Input", field, 1) + "."

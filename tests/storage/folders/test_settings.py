@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from meshagent.errors import ConfigError
-from meshagent.storage.folders.settings import Settings, format_settings, parse_settings
-from meshagent.storage.folders.toml_files import parse_table, read_text, toml_string, toml_strings
+from meshagent.storage.folders.settings import Settings, parse_settings
+from meshagent.storage.folders.toml_files import (
+    format_settings,
+    parse_toml,
+    read_text,
+    toml_string,
+    toml_strings,
+)
 
 PATH = Path("/home/ann/shop/.meshagent/mesh.toml")
 PLAIN = Settings(name="shop")
@@ -18,7 +24,7 @@ PLAIN = Settings(name="shop")
 
 def test_every_setting_is_read() -> None:
     text = 'name = "shop"\ndiscovery = "file"\nlisten = "127.0.0.1"\npeers = ["a:1", "[::1]:2"]'
-    expected = Settings("shop", "file", "127.0.0.1", ("a:1", "[::1]:2"))
+    expected = Settings(name="shop", discovery="file", listen="127.0.0.1", peers=("a:1", "[::1]:2"))
     assert parse_settings(text, PATH) == expected
 
 
@@ -31,7 +37,7 @@ def test_the_comments_of_a_new_file_show_the_defaults() -> None:
     assert parse_settings(text, PATH) == PLAIN
     uncommented = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
     assert parse_settings(uncommented, PATH) == PLAIN
-    assert set(tomllib.loads(uncommented)) == set(Settings.__dataclass_fields__)
+    assert set(tomllib.loads(uncommented)) == set(Settings.model_fields)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +76,8 @@ def test_a_name_that_is_not_unicode_still_makes_a_valid_file() -> None:
         ('attachments_quota = "1e999 TiB"', "attachments_quota", '"100 MiB"'),
         ('attachments_count = "3"', "attachments_count", "a whole number"),
         ("attachments_count = true", "attachments_count", "a whole number"),
-        ("attachments_count = -1", "attachments_count", "Use a number"),
+        ("attachments_count = -1", "attachments_count", "greater than or equal to 0"),
+        ("attachments_each = 5", "attachments_each", "in quotes"),
     ],
 )
 def test_a_mistake_names_the_file_the_field_and_the_fix(text: str, field: str, fix: str) -> None:
@@ -115,5 +122,4 @@ def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
 )
 def test_what_is_written_is_read_back_unchanged(text: str) -> None:
     line = f"one = {toml_string(text)}\nmany = {toml_strings((text, 'x', text))}\n"
-    table = parse_table(line, PATH, {"one": str, "many": tuple})
-    assert table == {"one": text, "many": (text, "x", text)}
+    assert parse_toml(line, PATH) == {"one": text, "many": [text, "x", text]}
