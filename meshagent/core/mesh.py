@@ -169,8 +169,8 @@ class Mesh:
         try:
             frame = decode(parts)
             return [] if frame is None else self.received(link, frame, now)
-        except RemoteProtocolError:
-            return self._route(self.links.broke_protocol(link, now), now)
+        except RemoteProtocolError as error:
+            return self._route(self.links.broke_protocol(link, now, error.message), now)
 
     def received(self, link: LinkId, frame: Frame, now: float) -> list[Effect]:
         """A frame from a link."""

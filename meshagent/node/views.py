@@ -26,7 +26,7 @@ def peer_view(peer: Peer, clock_offset: float) -> dict[str, Any]:
         "name": peer.name,
         "role": peer.role,
         "state": peer.state.value,
-        "presence": peer.presence.value,
+        "presence": str(peer.presence),
         "status": peer.status,
         "capabilities": list(peer.capabilities),
         "addresses": list(peer.addresses),
