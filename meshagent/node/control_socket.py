@@ -16,25 +16,37 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshagent.core.model.messages import MessageState
 from meshagent.core.model.peers import AgentId, PeerState
 from meshagent.errors import (
     AmbiguousPeer,
     LimitReached,
+    MalformedRequest,
     MeshError,
     NoSuchPeer,
     UsageError,
 )
-from meshagent.node import requests
 from meshagent.node.driver import Driver
 from meshagent.node.mailbox import Mailbox
 from meshagent.session import REQUEST_BYTES_MAX
 from meshagent.storage.folders.files import mapped_errors
+
+if TYPE_CHECKING:
+    from meshagent.node.requests import Request
 
 __all__ = ["ControlServer", "status_view"]
 
@@ -43,6 +55,7 @@ SESSIONS_MAX = 256
 # that are then told that there are too many. Beyond it a connect waits (session.py).
 LISTEN_BACKLOG = 2 * SESSIONS_MAX
 SESSION_CLOSE_TIMEOUT_S = 0.25  # for its last lines; one that does not read must not hold us up
+WAIT_MAX_S = 600.0  # for delivery, while a session waits
 GONE_LOOK_S = 1.0  # between looks whether a session that waits without a limit is still there
 ABSENT_WAIT_S = 0.5  # a node that has just started meets its peers within that; others are away
 MEETING_S = 2.0  # from a node's start until it has met whoever can be met, on a busy machine
@@ -79,9 +92,13 @@ class ControlServer:
         self._server: asyncio.Server | None = None
         self._sessions: set[asyncio.Task[None]] = set()
         self._began = self._idle_since = time.monotonic()
-        self._verbs: dict[
-            str, tuple[type[requests.Request], Callable[..., Awaitable[Any] | Stream]]
-        ] = {
+
+    @cached_property
+    def _verbs(self) -> Mapping[str, tuple[type[Request], Callable[..., Awaitable[Any] | Stream]]]:
+        """What can be asked: the model of its fields, and what does it."""
+        from meshagent.node import requests  # when first asked: see there
+
+        return {
             "peers": (requests.Peers, self._peers),
             "status": (requests.Status, self._status),
             "leave": (requests.Leave, self._leave),
@@ -89,15 +106,15 @@ class ControlServer:
             "recipients": (requests.Recipients, self._recipients),
             "send": (requests.Send, self._send),
             "inbox": (requests.Inbox, self._inbox),
-            "outbox": (requests.Outbox, mailbox.outbox),
-            "log": (requests.Log, mailbox.log),
-            "message": (requests.OneMessage, mailbox.message),
-            "read": (requests.OneMessage, mailbox.read),
-            "done": (requests.OneMessage, mailbox.done),
-            "fetch": (requests.OneMessage, mailbox.fetch),
-            "cancel": (requests.OneMessage, mailbox.cancel),
-            "backup": (requests.Backup, mailbox.backup),
-            "restore": (requests.Restore, mailbox.restore),
+            "outbox": (requests.Outbox, self._mailbox.outbox),
+            "log": (requests.Log, self._mailbox.log),
+            "message": (requests.OneMessage, self._mailbox.message),
+            "read": (requests.OneMessage, self._mailbox.read),
+            "done": (requests.OneMessage, self._mailbox.done),
+            "fetch": (requests.OneMessage, self._mailbox.fetch),
+            "cancel": (requests.OneMessage, self._mailbox.cancel),
+            "backup": (requests.Backup, self._mailbox.backup),
+            "restore": (requests.Restore, self._mailbox.restore),
         }
 
     async def start(self) -> None:
@@ -156,7 +173,7 @@ class ControlServer:
             while line := await reader.readline():
                 await self._handle(line, session)
                 await writer.drain()
-        except requests.MalformedRequest as error:  # what comes behind it may be anything
+        except MalformedRequest as error:  # what comes behind it may be anything
             self._log.warning("a session was ended: %s", error.message)
             _answer(writer, None, error=error)
         except ValueError:  # the reader's word for a line beyond its limit
@@ -172,13 +189,15 @@ class ControlServer:
             await _end(writer)
 
     async def _handle(self, line: bytes, session: _Attached) -> None:
-        number, verb, fields = requests.parse_line(line)
+        number, verb, fields = _parse(line)
         work = self._reply(session, number, verb, fields)
         await (_while_attached(session.reader, work) if verb == "fetch" else work)
 
     async def _reply(
         self, session: _Attached, number: object, verb: str, fields: dict[str, Any]
     ) -> None:
+        from meshagent.node.requests import validate
+
         with self._answering(session.writer, number, verb):
             if verb not in self._verbs:
                 raise UsageError(
@@ -186,7 +205,7 @@ class ControlServer:
                     hint="Node and command differ in version; restart the node.",
                 )
             model, method = self._verbs[verb]
-            answer = method(**dict(requests.validate(verb, model, fields)))
+            answer = method(**dict(validate(verb, model, fields)))
             if not isinstance(answer, AsyncGenerator):
                 _answer(session.writer, number, await answer)
             elif session.following is None:
@@ -200,7 +219,7 @@ class ControlServer:
         """What goes wrong within is the answer: a session's mistake as such, a bug as ours."""
         try:
             yield
-        except requests.MalformedRequest as error:
+        except MalformedRequest as error:
             self._log.warning("refused a request: %s", error.message)
             _answer(writer, number, error=error)
         except MeshError as error:
@@ -277,7 +296,7 @@ class ControlServer:
         recipients = await self._recipients(to)
         receipts = await self._mailbox.send(recipients, [text], **arguments)
         if wait_s > 0:
-            await self._wait(receipts, min(wait_s, requests.WAIT_MAX_S), strict)
+            await self._wait(receipts, min(wait_s, WAIT_MAX_S), strict)
         return [
             {
                 "id": each.id,
@@ -367,6 +386,20 @@ def status_view(driver: Driver) -> dict[str, Any]:
         "health": driver.health(),
         "version": me.version,
     }
+
+
+def _parse(line: bytes) -> tuple[object, str, dict[str, Any]]:
+    """A request's number, its verb, and its fields, not yet checked."""
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError):
+        raise MalformedRequest("The request is not a line of JSON.") from None
+    if not isinstance(request, dict):
+        raise MalformedRequest("The request is not a JSON object.")
+    number, verb = request.pop("id", None), request.pop("do", None)
+    if not isinstance(verb, str):
+        raise MalformedRequest("The request has no verb: 'do' should be a text.")
+    return number, verb, request
 
 
 def _answer(

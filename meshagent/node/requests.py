@@ -2,17 +2,16 @@
 
 Decides whether a request is well-formed, and says which field is not. Never does what is asked.
 Invariant: nothing of a malformed request is repeated to anybody but the name of its field, since
-a text may be private.
+a text may be private. Importing it takes a third of a join, so a node does when it is first asked.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from meshagent.errors import UsageError
+from meshagent.errors import MalformedRequest
 from meshagent.node.mailbox import LIST_MAX
 from meshagent.node.submitting import DEFAULT_KIND
 
@@ -21,7 +20,6 @@ __all__ = [
     "Inbox",
     "Leave",
     "Log",
-    "MalformedRequest",
     "OneMessage",
     "Outbox",
     "Peers",
@@ -31,12 +29,10 @@ __all__ = [
     "Send",
     "Status",
     "Subscribe",
-    "parse_line",
     "validate",
 ]
 
 ROWS_MAX = 10**9  # that one request may ask for: more than any mailbox holds
-WAIT_MAX_S = 600.0  # for delivery, while a session waits
 TTL_MAX_S = 100 * 365 * 86400.0
 FIELD_CHARACTERS_MAX = 40  # of a field that is not known, in an answer and in the log
 
@@ -44,14 +40,10 @@ Rows = Annotated[int, Field(ge=1, le=ROWS_MAX)]
 Pair = Annotated[tuple[str, str], Field(strict=False)]  # JSON has lists only
 
 
-class MalformedRequest(UsageError):
-    """A session's request is not one that this node understands."""
-
-
 class Request(BaseModel):
     """The fields of a request, apart from its number and its verb."""
 
-    # A node validates its first request long after its start: only then are the models built.
+    # Each model is built when it is first used.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
@@ -137,20 +129,6 @@ class Restore(Request):
     """Which copy to go on from."""
 
     path: str
-
-
-def parse_line(line: bytes) -> tuple[object, str, dict[str, Any]]:
-    """A request's number, its verb, and its fields, not yet checked."""
-    try:
-        request = json.loads(line)
-    except (ValueError, RecursionError):
-        raise MalformedRequest("The request is not a line of JSON.") from None
-    if not isinstance(request, dict):
-        raise MalformedRequest("The request is not a JSON object.")
-    number, verb = request.pop("id", None), request.pop("do", None)
-    if not isinstance(verb, str):
-        raise MalformedRequest("The request has no verb: 'do' should be a text.")
-    return number, verb, request
 
 
 _Model = TypeVar("_Model", bound=Request)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshagent.core.model.peers import AgentId, check_agent_id, check_name, is_agent_id
+from meshagent.core.model.peers import AgentId, check_agent_id, is_agent_id
 from meshagent.errors import LimitReached, StorageError
 from meshagent.storage.folders.files import (
     make_private_folder,
@@ -23,12 +23,8 @@ from meshagent.storage.folders.files import (
 )
 from meshagent.storage.folders.key_files import format_key, read_key
 from meshagent.storage.folders.mesh_folder import MeshFolder
-from meshagent.storage.folders.toml_files import (
-    LIST_ITEMS_MAX,
-    read_text,
-    toml_string,
-    toml_strings,
-)
+from meshagent.storage.folders.settings import AgentSettings, format_agent, parse_agent
+from meshagent.storage.folders.toml_files import read_text
 
 __all__ = ["AgentFolder", "AgentInfo", "create_agent", "list_agents"]
 
@@ -86,8 +82,6 @@ class AgentFolder:
 
     def read(self) -> AgentInfo:
         """Who this agent is; a CorruptFile or ConfigError names the file and the way out."""
-        from meshagent.storage.folders.settings import parse_agent
-
         said = parse_agent(read_text(self.info_file), self.info_file)
         seed, warnings = read_key(self.key_file, KEY_KIND, self._repair())
         self.warnings.extend(warnings)
@@ -95,7 +89,8 @@ class AgentFolder:
 
     def write_info(self, name: str, role: str, capabilities: Sequence[str]) -> None:
         """Replace agent.toml (an agent that resumes may have other capabilities)."""
-        write_private(self.info_file, _format_info(name, role, capabilities))
+        said = AgentSettings(name, role, tuple(capabilities))
+        write_private(self.info_file, format_agent(said).encode())
 
     def _repair(self) -> str:
         return (
@@ -130,7 +125,7 @@ def create_agent(
 ) -> AgentFolder:
     """Make the folder of a new agent, durably and in one step."""
     check_agent_id(agent_id)
-    text = _format_info(name, role, capabilities)
+    text = format_agent(AgentSettings(name, role, tuple(capabilities))).encode()
     if len(list_agents(mesh)) >= AGENTS_MAX:
         raise LimitReached(
             f"{mesh.agents} holds {AGENTS_MAX} agents, which is the limit.",
@@ -151,24 +146,3 @@ def create_agent(
             path=str(folder.path),
         )
     return folder
-
-
-def _format_info(name: str, role: str, capabilities: Sequence[str]) -> bytes:
-    """The text of agent.toml; a UsageError when `read` would not take it back."""
-    check_name(name, "name")
-    check_name(role, "role")
-    for capability in capabilities:
-        check_name(capability, "capability")
-    if len(capabilities) > LIST_ITEMS_MAX:
-        raise LimitReached(
-            f"{len(capabilities)} capabilities are too many.",
-            hint=f"At most {LIST_ITEMS_MAX} are possible.",
-            limit=LIST_ITEMS_MAX,
-        )
-    lines = [
-        "# Who this agent is. Its key is in agent.key; the two belong together.",
-        f"name = {toml_string(name)}",
-        f"role = {toml_string(role)}",
-        f"capabilities = {toml_strings(tuple(capabilities))}",
-    ]
-    return ("\n".join(lines) + "\n").encode("utf-8")

@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshagent.errors import UsageError
 from meshagent.storage.folders.files import (
@@ -22,17 +22,15 @@ from meshagent.storage.folders.files import (
     write_new,
 )
 from meshagent.storage.folders.key_files import KEY_BYTES, format_key, read_key
+from meshagent.storage.folders.settings import Settings, parse_settings
 from meshagent.storage.folders.toml_files import (
-    QUOTA,
+    QUOTA_BYTES,
     format_settings,
     is_mesh_name,
     parse_size,
     parse_toml,
     read_text,
 )
-
-if TYPE_CHECKING:
-    from meshagent.storage.folders.settings import Settings
 
 __all__ = ["FOLDER_NAME", "MeshFolder", "find_mesh", "is_mesh", "personal_mesh"]
 
@@ -155,19 +153,18 @@ class MeshFolder:
 
     def read_settings(self) -> Settings:
         """What mesh.toml says; a mesh without one (nobody committed it) has the defaults."""
-        from meshagent.storage.folders.settings import parse_settings
-
         return parse_settings(self._settings_text(), self.settings_file)
 
     def read_name(self) -> str:
-        """What people call this mesh, without loading pydantic unless there is more to say."""
+        """What people call this mesh; pydantic is loaded only to say what is wrong with it."""
         name = self._settings_table().get("name")
         return str(name) if is_mesh_name(name) else self.read_settings().name
 
     def read_quota(self) -> int:
         """How many bytes of attachments may be kept; light in the same way."""
+        size = self._settings_table().get("attachments_quota")
         try:
-            return parse_size(self._settings_table().get("attachments_quota", QUOTA))
+            return QUOTA_BYTES if size is None else parse_size(size)
         except ValueError:
             return self.read_settings().attachments_quota
 

@@ -16,9 +16,8 @@ from meshagent.errors import ConfigError
 from meshagent.storage.folders.files import read_bounded
 
 __all__ = [
-    "LIST_ITEMS_MAX",
     "MESH_NAME_CHARACTERS_MAX",
-    "QUOTA",
+    "QUOTA_BYTES",
     "default_mesh_name",
     "format_settings",
     "is_mesh_name",
@@ -30,9 +29,8 @@ __all__ = [
 ]
 
 TOML_FILE_BYTES_MAX = 64 * 1024  # a thousand peers fit; a file larger than this is not ours
-LIST_ITEMS_MAX = 64
 MESH_NAME_CHARACTERS_MAX = 64  # it is shown in one line of a narrow terminal
-QUOTA = "50 GiB"
+QUOTA_BYTES = 50 * 2**30  # of attachments, unless mesh.toml says otherwise
 _UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
@@ -107,7 +105,7 @@ def format_settings(name: str) -> str:
     return _TEMPLATE.replace("NAME", toml_string(default_mesh_name(name)), 1)
 
 
-_TEMPLATE = f"""\
+_TEMPLATE = """\
 # Settings of this mesh. Safe to commit: the secret is in mesh.key, which .gitignore keeps out.
 name = NAME
 
@@ -128,5 +126,5 @@ name = NAME
 # attachments_each = "10 GiB"
 # attachments_count = 32
 # attachments_types = []
-# attachments_quota = "{QUOTA}"
+# attachments_quota = "50 GiB"
 """
