@@ -4,6 +4,7 @@ MeshError                     carries a sentence, a hint for the next step, an e
 ├── UsageError            2   what was asked can't be done as asked
 │   ├── ConfigError       2   mesh.toml, agent.toml or an option holds a bad value
 │   ├── LocalProtocolError 2  our own caller broke a rule of the protocol
+│   ├── MalformedRequest  2   a session sent its node something that is no request
 │   └── PortBusy          2   the listen address is taken or not ours
 ├── DeliveryTimeout       3   not delivered in time; the message stays queued
 ├── NoSuchPeer            4   nobody answers to that name
@@ -32,6 +33,7 @@ __all__ = [
     "InviteError",
     "LimitReached",
     "LocalProtocolError",
+    "MalformedRequest",
     "MeshError",
     "NoSuchPeer",
     "NotAdmitted",
@@ -71,6 +73,10 @@ class ConfigError(UsageError):
 
 class LocalProtocolError(UsageError):
     """Our own caller broke a rule of the protocol."""
+
+
+class MalformedRequest(UsageError):
+    """A session sent its node something that is no request; the message names the field."""
 
 
 class PortBusy(UsageError):

@@ -115,21 +115,20 @@ class Session:
 
     def follow(self, verb: str, **arguments: object) -> Iterator[Any]:
         """A list as it is now, then every new entry, until the node ends."""
-        yield self.ask(verb, **arguments, follow=True)
-        self._socket.settimeout(None)
-        try:
-            for line in self._reader:
-                yield json.loads(line)["action"]
-        except (OSError, ValueError) as error:
-            raise self._silent(error) from None
+        yield from self._stream(verb, **arguments, follow=True)
 
     def watch(self) -> Iterator[dict[str, Any]]:
         """The snapshot, then every action, until the node ends."""
-        yield self.ask("subscribe", channel="mesh-peers:/")
+        yield from self._stream("subscribe", channel="mesh-peers:/")
+
+    def _stream(self, verb: str, **arguments: object) -> Iterator[Any]:
+        yield self.ask(verb, **arguments)
         self._socket.settimeout(None)
         try:
-            for line in self._reader:
-                yield json.loads(line)["action"]
+            for line in map(json.loads, self._reader):
+                if "error" in line:
+                    raise _raised_there(line["error"])
+                yield line["action"]
         except (OSError, ValueError) as error:  # it was killed, perhaps in the middle of a line
             raise self._silent(error) from None
 
@@ -182,8 +181,7 @@ def open_blobs(mesh: MeshFolder, settings: Settings | None = None) -> BlobStore:
     """The store of a mesh's attachments on this machine; any process may use it."""
     from meshagent.storage.blobs.store import BlobStore
 
-    settings = settings or mesh.read_settings()
-    return BlobStore(mesh.blobs, settings.bytes_of("attachments_quota"))
+    return BlobStore(mesh.blobs, settings.attachments_quota if settings else mesh.read_quota())
 
 
 def running_agents(registry: Path) -> list[RegistryEntry]:

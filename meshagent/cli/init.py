@@ -27,13 +27,13 @@ def command(common: Common, folder: str | None, name: str | None) -> None:
     project = Path(folder or common.dir or ".").resolve()
     mesh = MeshFolder(project if project.name == FOLDER_NAME else project / FOLDER_NAME)
     created = mesh.create(name or mesh.path.parent.name or "mesh")
-    settings = mesh.read_settings()
+    shown = mesh.read_name()
     if common.json:
         tag = MeshSecret(mesh.read_secret()).tag
-        print_json({"mesh": settings.name, "dir": str(mesh.path), "created": created, "tag": tag})
+        print_json({"mesh": shown, "dir": str(mesh.path), "created": created, "tag": tag})
         return
     word = "Made" if created else "There is already"
-    click.echo(f"{word} the mesh {settings.name!r} in {mesh.path}")
+    click.echo(f"{word} the mesh {shown!r} in {mesh.path}")
     notice(
         "Next:   meshagent join --role tester      in each terminal or editor of this project\n"
         "        meshagent invite                  for another machine",

@@ -26,7 +26,7 @@ def command(common: Common) -> None:
     wanted = common.agent or os.environ.get("MESHAGENT_AGENT")
     node = choose_agent(mesh.registry, running_agents(mesh.registry), wanted, True)
     secret = mesh.read_secret()
-    name = mesh.read_settings().name
+    name = mesh.read_name()
     code = format_invite(Invite(secret, name, node.agent, node.addresses))
     if common.json:
         print_json({"invite": code, "mesh": name, "inviter": node.agent})

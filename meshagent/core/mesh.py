@@ -166,8 +166,8 @@ class Mesh:
         try:
             frame = decode(parts)
             return NOTHING if frame is None else self.received(link, frame, now)
-        except RemoteProtocolError:
-            return self._route(Turn(self.links.broke_protocol(link, now)), now)
+        except RemoteProtocolError as error:
+            return self._route(Turn(self.links.broke_protocol(link, now, error.message)), now)
 
     def received(self, link: LinkId, frame: Frame, now: float) -> Turn:
         """A frame from a link."""

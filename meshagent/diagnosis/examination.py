@@ -50,7 +50,7 @@ class Examination:
     watch_files: Progress | None = None
     findings: list[Finding] = field(default_factory=list)
     mesh: MeshFolder | None = None
-    settings: Settings = field(default_factory=lambda: Settings("mesh"))
+    settings: Settings = field(default_factory=lambda: Settings(name="mesh"))
     secret: MeshSecret | None = None
     agents: tuple[str, ...] = ()
     entries: list[RegistryEntry] = field(default_factory=list)

@@ -1,9 +1,10 @@
 """The local socket through which sessions reach a node. Never touches the database.
 
-One JSON object per line, both ways. A request is `{"id": 1, "do": "peers", …}`; its answer has the
-same id and a `result` or an `error`. `subscribe` answers with a snapshot and its sequence number;
-actions follow, each with the next number. Invariant: a session that dies, stalls or sends
-nonsense costs its own connection and nothing else.
+One JSON object per line, both ways. A request is `{"id": 1, "do": "peers", …}` (requests.py has the
+fields of each); its answer has the same id and a `result` or an `error`. `subscribe` answers with a
+snapshot and its sequence number; actions follow, each with the next number. Invariants: a session
+that dies, stalls or sends nonsense costs its own connection and nothing else; a bug of ours is
+never told as the session's mistake.
 """
 
 from __future__ import annotations
@@ -15,18 +16,28 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshagent.core.model.message_states import MessageState
 from meshagent.core.model.peers import AgentId
 from meshagent.errors import (
     AmbiguousPeer,
     LimitReached,
+    MalformedRequest,
     MeshError,
     NoSuchPeer,
-    RemoteProtocolError,
     UsageError,
 )
 from meshagent.node.driver import Driver
@@ -34,14 +45,15 @@ from meshagent.node.mailbox import Mailbox
 from meshagent.session import REQUEST_BYTES_MAX
 from meshagent.storage.folders.files import mapped_errors
 
+if TYPE_CHECKING:
+    from meshagent.node.requests import Request
+
 __all__ = ["ControlServer"]
 
-PROTOCOL = 1
 SESSIONS_MAX = 256
 # Connections that wait to be accepted while the node is busy: all sessions at once, and as many
 # that are then told that there are too many. Beyond it a connect waits (session.py).
 LISTEN_BACKLOG = 2 * SESSIONS_MAX
-SESSION_BACKLOG_BYTES_MAX = 4 * 1024 * 1024  # beyond it the session is cut off and resumes
 SESSION_CLOSE_TIMEOUT_S = 0.25  # for its last lines; one that does not read must not hold us up
 WAIT_MAX_S = 600.0  # for delivery, while a session waits
 GONE_LOOK_S = 1.0  # between looks whether a session that waits without a limit is still there
@@ -50,35 +62,59 @@ MEETING_S = 2.0  # from a node's start until it has met whoever can be met, on a
 STEADY_S = 0.5  # without a newcomer: those who were going to be met at once have been
 LOOK_S = 0.05
 PEERS_CHANNEL = "mesh-peers:/"
+SHOWN_CHARACTERS_MAX = 40  # of a verb or a channel that is not known
+
+Stream = AsyncGenerator[Any, None]
+"""An answer, then a line for each change."""
+
+
+class _TooSlow(Exception):
+    """A session does not read what it follows as fast as it changes."""
+
+
+@dataclass(slots=True)
+class _Attached:
+    """One session, and what it follows."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    following: asyncio.Task[None] | None = None
 
 
 class ControlServer:
     """Serves the sessions of one node at `path`."""
 
-    def __init__(self, driver: Driver, mailbox: Mailbox, path: Path, log: logging.Logger) -> None:
+    def __init__(
+        self, driver: Driver, mailbox: Mailbox, path: Path, log: logging.Logger, log_file: Path
+    ) -> None:
         self.path = path
-        self._driver, self._mailbox, self._log = driver, mailbox, log
+        self._driver, self._mailbox, self._log, self._log_file = driver, mailbox, log, log_file
         self._server: asyncio.Server | None = None
         self._sessions: set[asyncio.Task[None]] = set()
         self._began = self._idle_since = time.monotonic()
-        self._verbs: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "peers": lambda _: {"me": driver.views.me(), "peers": driver.views.peers()},
-            "status": self._status,
-            "leave": self._leave,
-        }
-        self._mail_verbs: dict[str, Callable[..., Awaitable[Any]]] = {
-            "send": self._send,
-            "recipients": self._recipients,
-            "inbox": mailbox.inbox,
-            "read": mailbox.read,
-            "done": mailbox.done,
-            "message": mailbox.message,
-            "fetch": mailbox.fetch,
-            "outbox": mailbox.outbox,
-            "cancel": mailbox.cancel,
-            "log": mailbox.log,
-            "backup": mailbox.backup,
-            "restore": mailbox.restore,
+
+    @cached_property
+    def _verbs(self) -> Mapping[str, tuple[type[Request], Callable[..., Awaitable[Any] | Stream]]]:
+        """What can be asked: the model of its fields, and what does it."""
+        from meshagent.node import requests  # when first asked: see there
+
+        return {
+            "peers": (requests.Peers, self._peers),
+            "status": (requests.Status, self._status),
+            "leave": (requests.Leave, self._leave),
+            "subscribe": (requests.Subscribe, self._subscribe),
+            "recipients": (requests.Recipients, self._recipients),
+            "send": (requests.Send, self._send),
+            "inbox": (requests.Inbox, self._inbox),
+            "outbox": (requests.Outbox, self._mailbox.outbox),
+            "log": (requests.Log, self._mailbox.log),
+            "message": (requests.OneMessage, self._mailbox.message),
+            "read": (requests.OneMessage, self._mailbox.read),
+            "done": (requests.OneMessage, self._mailbox.done),
+            "fetch": (requests.OneMessage, self._mailbox.fetch),
+            "cancel": (requests.OneMessage, self._mailbox.cancel),
+            "backup": (requests.Backup, self._mailbox.backup),
+            "restore": (requests.Restore, self._mailbox.restore),
         }
 
     async def start(self) -> None:
@@ -127,25 +163,24 @@ class ControlServer:
         self._idle_since = time.monotonic()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        watch: asyncio.Task[None] | None = None
+        session = _Attached(reader, writer)
         try:
             while line := await reader.readline():
-                request = _parse(line)
-                if request.get("do") == "subscribe" and watch is None:
-                    watch = asyncio.create_task(self._watch(request, writer))
-                elif request.pop("follow", False) and watch is None:
-                    watch = asyncio.create_task(self._follow(request, writer))
-                elif request.get("do") == "fetch":
-                    await _while_attached(reader, self._handle(request, writer))
-                else:
-                    await self._handle(request, writer)
+                await self._handle(line, session)
                 await writer.drain()
-        except (RemoteProtocolError, ValueError, ConnectionError) as error:
+        except MalformedRequest as error:  # what comes behind it may be anything
+            self._log.warning("a session was ended: %s", error.message)
+            _answer(writer, None, error=error)
+        except ValueError:  # the reader's word for a line beyond its limit
+            too_long = LimitReached(f"A request has more than {REQUEST_BYTES_MAX} bytes.")
+            self._log.warning("a session was ended: %s", too_long.message)
+            _answer(writer, None, error=too_long)
+        except ConnectionError as error:
             self._log.info("a session ended: %s", error)
         finally:
-            if watch is not None:
-                watch.cancel()
-                await asyncio.gather(watch, return_exceptions=True)
+            if session.following is not None:
+                session.following.cancel()
+                await asyncio.gather(session.following, return_exceptions=True)
             await _end(writer)
 
     async def _turn_away(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -156,46 +191,101 @@ class ControlServer:
         _answer(writer, None, error=full)
         await _end(writer)
 
-    async def _handle(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        name, number = str(request.get("do")), request.get("id")
-        verb = self._verbs.get(name)
-        if verb is None and name in self._mail_verbs:
-            await self._handle_mail(name, request, writer)
-            return
-        if verb is None:
-            unknown = UsageError(
-                f"This node does not know {request.get('do')!r}.",
-                hint="Node and command differ in version; restart the node.",
-            )
-            _answer(writer, number, error=unknown)
-            return
+    async def _handle(self, line: bytes, session: _Attached) -> None:
+        number, verb, fields = _parse(line)
+        work = self._reply(session, number, verb, fields)
+        await (_while_attached(session.reader, work) if verb == "fetch" else work)
+
+    async def _reply(
+        self, session: _Attached, number: object, verb: str, fields: dict[str, Any]
+    ) -> None:
+        from meshagent.node.requests import validate
+
+        with self._answering(session.writer, number, verb):
+            if verb not in self._verbs:
+                raise UsageError(
+                    f"This node does not know {verb[:SHOWN_CHARACTERS_MAX]!r}.",
+                    hint="Node and command differ in version; restart the node.",
+                )
+            model, method = self._verbs[verb]
+            answer = method(**dict(validate(verb, model, fields)))
+            if not isinstance(answer, AsyncGenerator):
+                _answer(session.writer, number, await answer)
+            elif session.following is None:
+                stream = self._stream(session.writer, number, verb, answer)
+                session.following = asyncio.create_task(stream)
+            else:
+                raise UsageError("This session follows something already.", hint="Open another.")
+
+    @contextlib.contextmanager
+    def _answering(self, writer: asyncio.StreamWriter, number: object, verb: str) -> Iterator[None]:
+        """What goes wrong within is the answer: a session's mistake as such, a bug as ours."""
         try:
-            _answer(writer, number, verb(request))
+            yield
+        except MalformedRequest as error:
+            self._log.warning("refused a request: %s", error.message)
+            _answer(writer, number, error=error)
         except MeshError as error:
             _answer(writer, number, error=error)
+        except Exception as error:
+            self._log.exception("the request %r failed unexpectedly", verb)
+            ours = MeshError(
+                f"The node failed unexpectedly at {verb!r} ({type(error).__name__}).",
+                hint=f"This is a bug in meshagent, not in your request. See {self._log_file}.",
+            )
+            _answer(writer, number, error=ours)
 
-    async def _handle_mail(
-        self, name: str, request: dict[str, Any], writer: asyncio.StreamWriter
+    async def _stream(
+        self, writer: asyncio.StreamWriter, number: object, verb: str, lines: Stream
     ) -> None:
-        arguments = {key: value for key, value in request.items() if key not in ("id", "do")}
-        try:
+        """The answer, then each line, as fast as the session reads."""
+        with self._answering(writer, number, verb):
             try:
-                result = await self._mail_verbs[name](**arguments)
-            except TypeError as error:
-                raise UsageError(f"The node can't {name} like this: {error}.") from None
-            _answer(writer, request.get("id"), result)
-        except MeshError as error:
-            _answer(writer, request.get("id"), error=error)
+                async with contextlib.aclosing(lines):
+                    _answer(writer, number, await anext(lines))
+                    async for line in lines:
+                        _write(writer, line)
+                        await writer.drain()
+            except ConnectionError:
+                pass
+            except _TooSlow:
+                writer.transport.abort()
+        writer.close()  # the node ended, or failed: let the session know
 
-    async def _follow(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        """The inbox as it is, then each message as it comes, as fast as the session reads."""
+    # -- verbs --------------------------------------------------------------------------------
+
+    def _subscribe(self, channel: str) -> Stream:
+        if channel != PEERS_CHANNEL:
+            raise UsageError(
+                f"This node has no channel {channel[:SHOWN_CHARACTERS_MAX]!r}.",
+                hint=f"It has {PEERS_CHANNEL!r}.",
+            )
+        return self._peers_followed()
+
+    async def _peers_followed(self) -> Stream:
+        """Snapshot first, then actions, numbered without a gap."""
+        number = 0
+        with self._driver.changes.subscribe(self._driver.views.events, ("peer", "clone")) as events:
+            yield {"seq": number, "snapshot": await self._peers()}
+            async for event in events:
+                if event.kind == "lagged":
+                    raise _TooSlow
+                number += 1
+                action = {"event": event.kind, **event.data}
+                yield {"channel": PEERS_CHANNEL, "seq": number, "action": action}
+
+    def _inbox(self, limit: int, unread: bool, follow: bool) -> Awaitable[Any] | Stream:
+        if follow:
+            return self._inbox_followed(limit, unread)
+        return self._mailbox.inbox(limit, unread)
+
+    async def _inbox_followed(self, limit: int, unread: bool) -> Stream:
+        """The inbox as it is, then each message as it comes."""
         shown = await self._mailbox.newest()
-        await self._handle_mail("inbox", {**request, "upto": shown}, writer)
-        async for view in self._mailbox.follow(shown):
-            _write(writer, {"action": view})
-            with contextlib.suppress(ConnectionError):
-                await writer.drain()
-        writer.close()  # the node has ended
+        yield await self._mailbox.inbox(limit, unread, upto=shown)
+        async with contextlib.aclosing(self._mailbox.follow(shown)) as messages:
+            async for message in messages:
+                yield {"action": message}
 
     async def _send(
         self, to: str, text: str = "", wait_s: float = 0.0, strict: bool = False, **arguments: Any
@@ -256,48 +346,31 @@ class ControlServer:
             for wait in waits:
                 wait.cancel()
 
-    async def _watch(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        """Snapshot first, then actions, numbered without a gap."""
-        number = 0
-        with self._driver.changes.subscribe(self._driver.views.events, ("peer", "clone")) as events:
-            snapshot = {"me": self._driver.views.me(), "peers": self._driver.views.peers()}
-            _answer(writer, request.get("id"), {"seq": number, "snapshot": snapshot})
-            async for event in events:
-                if event.kind == "lagged" or (
-                    writer.transport.get_write_buffer_size() > SESSION_BACKLOG_BYTES_MAX
-                ):
-                    writer.transport.abort()
-                    return
-                number += 1
-                action = {"event": event.kind, **event.data}
-                _write(writer, {"channel": PEERS_CHANNEL, "seq": number, "action": action})
-                with contextlib.suppress(ConnectionError):
-                    await writer.drain()
-        writer.close()  # the node ended: let the session know
+    async def _peers(self) -> dict[str, Any]:
+        return {"me": self._driver.views.me(), "peers": self._driver.views.peers()}
 
-    # -- verbs --------------------------------------------------------------------------------
-
-    def _status(self, request: dict[str, Any]) -> dict[str, Any]:
-        text, presence = request.get("text"), request.get("presence")
-        if not (isinstance(text, str | None) and isinstance(presence, str | None)):
-            raise RemoteProtocolError("A session sent a status that is not text.")
+    async def _status(self, text: str | None, presence: str | None) -> dict[str, Any]:
         if text is not None or presence is not None:
             self._driver.describe(presence, text)
         return self._driver.views.status()
 
-    def _leave(self, _: dict[str, Any]) -> dict[str, Any]:
+    async def _leave(self) -> dict[str, Any]:
         self._driver.end()
         return {"agent": self._driver.agent, "pid": os.getpid()}
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def _parse(line: bytes) -> tuple[object, str, dict[str, Any]]:
+    """A request's number, its verb, and its fields, not yet checked."""
     try:
         request = json.loads(line)
     except (ValueError, RecursionError):
-        raise RemoteProtocolError("A session sent a line that is not JSON.") from None
+        raise MalformedRequest("The request is not a line of JSON.") from None
     if not isinstance(request, dict):
-        raise RemoteProtocolError("A session sent something other than a request.")
-    return request
+        raise MalformedRequest("The request is not a JSON object.")
+    number, verb = request.pop("id", None), request.pop("do", None)
+    if not isinstance(verb, str):
+        raise MalformedRequest("The request has no verb: 'do' should be a text.")
+    return number, verb, request
 
 
 def _answer(

@@ -6,7 +6,7 @@ Decides whom a name means and what a session is shown. Every change is durable b
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -154,7 +154,7 @@ class Mailbox:
         """The position of the newest message that came."""
         return await self._store.newest()
 
-    async def follow(self, after: int) -> AsyncIterator[dict[str, Any]]:
+    async def follow(self, after: int) -> AsyncGenerator[dict[str, Any], None]:
         """Every message beyond a position, then each as it comes, until the node ends."""
         async with aclosing(follow_inbox(self._store, self._driver.changes, after)) as pages:
             async for page in pages:

@@ -118,7 +118,9 @@ async def open_node(mesh: MeshFolder, options: JoinOptions) -> AsyncIterator[Run
                 log.warning(lost)
             peers = (*settings.peers, *options.peers)
             driver, mailbox = _assemble(mesh, agent, secret, settings, host, sources, peers, log)
-            control = ControlServer(driver, mailbox, _control_path(agent), log)
+            control = ControlServer(
+                driver, mailbox, _control_path(agent), log, agent.folder.log_file
+            )
             await control.start()
             try:
                 await driver.start(host, ports or (_own_port(agent), 0))
@@ -166,7 +168,7 @@ def _assemble(
         blobs, agent.folder.path / "blobs", lambda peer: (mesh.agents / peer).is_dir()
     )
     limits = AttachmentLimits(
-        settings.bytes_of("attachments_eager"), settings.bytes_of("attachments_each"),
+        settings.attachments_eager, settings.attachments_each,
         settings.attachments_count, settings.attachments_types,
     )  # fmt: skip
     driver = Driver(

@@ -11,10 +11,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from meshagent.core.model.peers import AgentId, check_agent_id, check_name, is_agent_id
-from meshagent.errors import ConfigError, LimitReached, StorageError, UsageError
+from meshagent.core.model.peers import AgentId, check_agent_id, is_agent_id
+from meshagent.errors import LimitReached, StorageError
 from meshagent.storage.folders.files import (
     make_private_folder,
     mapped_errors,
@@ -24,13 +23,8 @@ from meshagent.storage.folders.files import (
 )
 from meshagent.storage.folders.key_files import format_key, read_key
 from meshagent.storage.folders.mesh_folder import MeshFolder
-from meshagent.storage.folders.toml_files import (
-    LIST_ITEMS_MAX,
-    parse_table,
-    read_text,
-    toml_string,
-    toml_strings,
-)
+from meshagent.storage.folders.settings import AgentSettings, format_agent, parse_agent
+from meshagent.storage.folders.toml_files import read_text
 
 __all__ = ["AgentFolder", "AgentInfo", "create_agent", "list_agents"]
 
@@ -38,8 +32,6 @@ AGENTS_MAX = (
     1024  # per mesh folder: a folder that holds more has a leak, and listing must stay fast
 )
 KEY_KIND = "agentkey1"
-
-_FIELDS: dict[str, type] = {"name": str, "role": str, "capabilities": tuple}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,37 +82,15 @@ class AgentFolder:
 
     def read(self) -> AgentInfo:
         """Who this agent is; a CorruptFile or ConfigError names the file and the way out."""
-        table: dict[str, Any] = parse_table(read_text(self.info_file), self.info_file, _FIELDS)
+        said = parse_agent(read_text(self.info_file), self.info_file)
         seed, warnings = read_key(self.key_file, KEY_KIND, self._repair())
         self.warnings.extend(warnings)
-        for name in ("name", "role"):
-            if name not in table:
-                raise self._bad_info(name, f"{name} is missing", f'Add the line {name} = "…".')
-        info = AgentInfo(
-            self.agent, table["name"], table["role"], table.get("capabilities", ()), seed
-        )
-        self._check(info)
-        return info
+        return AgentInfo(self.agent, said.name, said.role, said.capabilities, seed)
 
     def write_info(self, name: str, role: str, capabilities: Sequence[str]) -> None:
         """Replace agent.toml (an agent that resumes may have other capabilities)."""
-        write_private(self.info_file, _format_info(name, role, capabilities))
-
-    def _check(self, info: AgentInfo) -> None:
-        named = [("name", info.name), ("role", info.role)]
-        for label, text in named + [("capabilities", text) for text in info.capabilities]:
-            try:
-                check_name(text, label)
-            except UsageError as error:
-                raise self._bad_info(label, error.message, error.hint) from None
-
-    def _bad_info(self, name: str, problem: str, fix: str) -> ConfigError:
-        return ConfigError(
-            f"{self.info_file}: {problem.rstrip('.')}.",
-            hint=fix,
-            path=str(self.info_file),
-            field=name,
-        )
+        said = AgentSettings(name, role, tuple(capabilities))
+        write_private(self.info_file, format_agent(said).encode())
 
     def _repair(self) -> str:
         return (
@@ -155,7 +125,7 @@ def create_agent(
 ) -> AgentFolder:
     """Make the folder of a new agent, durably and in one step."""
     check_agent_id(agent_id)
-    text = _format_info(name, role, capabilities)
+    text = format_agent(AgentSettings(name, role, tuple(capabilities))).encode()
     if len(list_agents(mesh)) >= AGENTS_MAX:
         raise LimitReached(
             f"{mesh.agents} holds {AGENTS_MAX} agents, which is the limit.",
@@ -176,24 +146,3 @@ def create_agent(
             path=str(folder.path),
         )
     return folder
-
-
-def _format_info(name: str, role: str, capabilities: Sequence[str]) -> bytes:
-    """The text of agent.toml; a UsageError when `read` would not take it back."""
-    check_name(name, "name")
-    check_name(role, "role")
-    for capability in capabilities:
-        check_name(capability, "capability")
-    if len(capabilities) > LIST_ITEMS_MAX:
-        raise LimitReached(
-            f"{len(capabilities)} capabilities are too many.",
-            hint=f"At most {LIST_ITEMS_MAX} are possible.",
-            limit=LIST_ITEMS_MAX,
-        )
-    lines = [
-        "# Who this agent is. Its key is in agent.key; the two belong together.",
-        f"name = {toml_string(name)}",
-        f"role = {toml_string(role)}",
-        f"capabilities = {toml_strings(tuple(capabilities))}",
-    ]
-    return ("\n".join(lines) + "\n").encode("utf-8")

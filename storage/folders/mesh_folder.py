@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from meshagent.errors import UsageError
 from meshagent.storage.folders.files import (
@@ -21,8 +22,15 @@ from meshagent.storage.folders.files import (
     write_new,
 )
 from meshagent.storage.folders.key_files import KEY_BYTES, format_key, read_key
-from meshagent.storage.folders.settings import Settings, format_settings, parse_settings
-from meshagent.storage.folders.toml_files import read_text
+from meshagent.storage.folders.settings import Settings, parse_settings
+from meshagent.storage.folders.toml_files import (
+    QUOTA_BYTES,
+    format_settings,
+    is_mesh_name,
+    parse_size,
+    parse_toml,
+    read_text,
+)
 
 __all__ = ["FOLDER_NAME", "MeshFolder", "find_mesh", "is_mesh", "personal_mesh"]
 
@@ -145,8 +153,26 @@ class MeshFolder:
 
     def read_settings(self) -> Settings:
         """What mesh.toml says; a mesh without one (nobody committed it) has the defaults."""
-        text = read_text(self.settings_file) if self.settings_file.exists() else ""
-        return parse_settings(text, self.settings_file)
+        return parse_settings(self._settings_text(), self.settings_file)
+
+    def read_name(self) -> str:
+        """What people call this mesh; pydantic is loaded only to say what is wrong with it."""
+        name = self._settings_table().get("name")
+        return str(name) if is_mesh_name(name) else self.read_settings().name
+
+    def read_quota(self) -> int:
+        """How many bytes of attachments may be kept; light in the same way."""
+        size = self._settings_table().get("attachments_quota")
+        try:
+            return QUOTA_BYTES if size is None else parse_size(size)
+        except ValueError:
+            return self.read_settings().attachments_quota
+
+    def _settings_text(self) -> str:
+        return read_text(self.settings_file) if self.settings_file.exists() else ""
+
+    def _settings_table(self) -> dict[str, Any]:
+        return parse_toml(self._settings_text(), self.settings_file)
 
 
 def _fill(folder: Path, name: str, key: bytes) -> None:

@@ -1,31 +1,37 @@
-"""The two small TOML files, read strictly and written by hand.
+"""mesh.toml and agent.toml as text: how they are read, written, and look when they are new.
 
-Decides how a mistake in them is explained: the file, the field or line, and the fix. Never
-guesses a value. Invariant: what `toml_string` writes, tomllib reads back unchanged.
+Decides what one value on its own may be, for commands that need no more: the models of the whole
+files are in settings.py. Never guesses a value. Invariant: what `toml_string` writes, tomllib
+reads back unchanged.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from meshagent.errors import ConfigError
 from meshagent.storage.folders.files import read_bounded
 
-__all__ = ["LIST_ITEMS_MAX", "parse_table", "read_text", "toml_string", "toml_strings"]
+__all__ = [
+    "MESH_NAME_CHARACTERS_MAX",
+    "QUOTA_BYTES",
+    "default_mesh_name",
+    "format_settings",
+    "is_mesh_name",
+    "parse_size",
+    "parse_toml",
+    "read_text",
+    "toml_string",
+    "toml_strings",
+]
 
 TOML_FILE_BYTES_MAX = 64 * 1024  # a thousand peers fit; a file larger than this is not ours
-LIST_ITEMS_MAX = 64
-STRING_CHARACTERS_MAX = 255
-
-_KINDS: dict[type, str] = {
-    str: 'text, such as "…"',
-    int: "a whole number",
-    tuple: 'a list of texts, such as ["…", "…"]',
-}
+MESH_NAME_CHARACTERS_MAX = 64  # it is shown in one line of a narrow terminal
+QUOTA_BYTES = 50 * 2**30  # of attachments, unless mesh.toml says otherwise
+_UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def read_text(path: Path) -> str:
@@ -40,63 +46,45 @@ def read_text(path: Path) -> str:
         ) from None
 
 
-def parse_table(text: str, path: Path, fields: Mapping[str, type]) -> dict[str, object]:
-    """The fields that the text sets: `str`, or a tuple of them where `fields` says tuple."""
+def parse_toml(text: str, path: Path) -> dict[str, Any]:
+    """What the text sets, not yet checked."""
     try:
-        table = tomllib.loads(text)
+        return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{path} is not valid TOML: {error or 'it is nested too deeply'}.",
             hint="Correct that line; the comments in the file show how each setting is written.",
             path=str(path),
         ) from None
-    return {key: _checked(key, value, path, fields) for key, value in table.items()}
 
 
-def _checked(key: str, value: object, path: Path, fields: Mapping[str, type]) -> object:
-    if key not in fields:
-        raise ConfigError(
-            f"{path} has an unknown setting {key!r}.",
-            hint=_did_you_mean(key, fields),
-            path=str(path),
-            field=key,
-        )
-    kind = fields[key]
-    if kind is str and isinstance(value, str):
-        return _bounded(key, value, path)
-    if kind is int and type(value) is int:
-        return value
-    if kind is tuple and isinstance(value, list) and all(isinstance(item, str) for item in value):
-        if len(value) > LIST_ITEMS_MAX:
-            raise ConfigError(
-                f"{path}: {key} lists {len(value)} items.",
-                hint=f"At most {LIST_ITEMS_MAX} are possible.",
-                path=str(path),
-                field=key,
-            )
-        return tuple(_bounded(key, item, path) for item in value)
-    raise ConfigError(
-        f"{path}: {key} has a value of the wrong type ({type(value).__name__}).",
-        hint=f"Write {key} as {_KINDS[kind]}.",
-        path=str(path),
-        field=key,
+def is_mesh_name(value: object) -> bool:
+    """Whether a mesh may be called so: one short line that drives no terminal."""
+    return (
+        isinstance(value, str)
+        and 0 < len(value) <= MESH_NAME_CHARACTERS_MAX
+        and value.isprintable()
     )
 
 
-def _bounded(key: str, text: str, path: Path) -> str:
-    if len(text) <= STRING_CHARACTERS_MAX:
-        return text
-    raise ConfigError(
-        f"{path}: {key} holds a text of {len(text)} characters.",
-        hint=f"At most {STRING_CHARACTERS_MAX} are possible.",
-        path=str(path),
-        field=key,
-    )
+def default_mesh_name(text: str) -> str:
+    """A valid name of a mesh made from any text, such as a folder's name."""
+    plain = "".join(character for character in text if character.isprintable())
+    return plain[:MESH_NAME_CHARACTERS_MAX].strip() or "mesh"
 
 
-def _did_you_mean(word: str, known: Mapping[str, type]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Known settings: {', '.join(known)}."
+def parse_size(value: object) -> int:
+    """`100 MiB` as a number of bytes; ValueError when it is not a size."""
+    if not isinstance(value, str):
+        raise ValueError("a size is text")
+    number, _, unit = value.strip().partition(" ")
+    try:
+        size = int(float(number) * _UNITS[unit.strip().lower() or "b"])
+    except (KeyError, OverflowError) as error:
+        raise ValueError("not a size") from error
+    if size < 0:
+        raise ValueError("less than nothing")
+    return size
 
 
 def toml_string(text: str) -> str:
@@ -110,3 +98,33 @@ def toml_string(text: str) -> str:
 def toml_strings(texts: tuple[str, ...]) -> str:
     """A TOML array of strings, on one line."""
     return f"[{', '.join(toml_string(text) for text in texts)}]"
+
+
+def format_settings(name: str) -> str:
+    """The text of a new mesh.toml: the name, and every other setting as a comment."""
+    return _TEMPLATE.replace("NAME", toml_string(default_mesh_name(name)), 1)
+
+
+_TEMPLATE = """\
+# Settings of this mesh. Safe to commit: the secret is in mesh.key, which .gitignore keeps out.
+name = NAME
+
+# How agents find each other: "auto" (everything at once), "mdns" (the local network),
+# "file" (this machine only, nothing on the network) or "none" (only the peers below).
+# discovery = "auto"
+
+# The address to listen on. Empty is every interface; "127.0.0.1" is this machine only.
+# listen = ""
+
+# Addresses to dial at start, where discovery can't reach: ["192.168.1.5:7400"].
+# peers = []
+
+# What is taken as attachments: fetched at once up to this size, larger ones when asked for;
+# refused beyond "each" and "count", or when types are named and it is of none of them
+# (["image/*", "application/pdf"]). All of them together may take "quota" on this machine.
+# attachments_eager = "100 MiB"
+# attachments_each = "10 GiB"
+# attachments_count = 32
+# attachments_types = []
+# attachments_quota = "50 GiB"
+"""

@@ -286,7 +286,7 @@ def test_the_log_rotates_and_keeps_a_bounded_number(
             for _ in range(150):  # each leaves a line
                 reader, writer = await asyncio.open_unix_connection(str(path))
                 writer.write(b"nonsense\n")
-                assert await reader.read() == b""
+                assert b"not a line of JSON" in await reader.read()
                 writer.close()
                 await writer.wait_closed()
             logs = sorted((project / ".meshagent" / "agents" / node.agent).glob("node.log*"))

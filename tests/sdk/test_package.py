@@ -7,7 +7,10 @@ import sys
 
 import meshagent
 
-HEAVY = {"apsw", "asyncio", "click", "msgpack", "nacl", "rich", "watchfiles", "zeroconf", "zmq"}
+HEAVY = {
+    "apsw", "asyncio", "click", "msgpack", "nacl", "pydantic", "rich", "watchfiles",
+    "zeroconf", "zmq",
+}  # fmt: skip
 
 _LOOK = """
 import os, sys, threading

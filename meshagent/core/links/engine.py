@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from meshagent.core.effects import CloneFound, CloseLink, Dial, Effect, Transmit
 from meshagent.core.links.dialing import Dialing, DialingConfig
 from meshagent.core.links.handshake import (
+    FEATURES,
     Refusal,
     check_hello,
     check_welcome,
     clone_proof_started,
+    common_features,
     make_hello,
     make_here,
     make_welcome,
@@ -35,6 +37,7 @@ from meshagent.core.model.records import Record
 from meshagent.core.wire.frames import (
     MEMBERS_MAX,
     NONCE_BYTES,
+    TEXT_CHARACTERS_MAX,
     Bye,
     Check,
     Frame,
@@ -62,6 +65,8 @@ class LinksConfig:
     """Two that dial each other at once are done by then: a later second link means that the
     first is dead at the other end, whatever our own kernel believes."""
     dialing: DialingConfig = field(default_factory=DialingConfig)
+    features: Mapping[str, int] = field(default_factory=lambda: FEATURES)
+    """What we offer beyond the protocol's version, each with the newest form of it we know."""
 
 
 NOBODY = AgentId("")
@@ -102,6 +107,7 @@ class Link:
     record: bytes = b""
     hello: Hello | None = None
     check_nonce: bytes = b""
+    features: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +183,11 @@ class Links:
         """Where we reached it, when it was we who dialled."""
         return next((each.address for each in self._by_agent.get(agent, ()) if each.address), "")
 
+    def features(self, agent: AgentId) -> Mapping[str, int]:
+        """What this agent and we can both do beyond the version; nothing while it has no link."""
+        links = self._by_agent.get(agent)
+        return links[0].features if links else {}
+
     def agent_on(self, link: LinkId) -> AgentId | None:
         """Who is at the other end of an open link."""
         known = self._links.get(link)
@@ -241,7 +252,7 @@ class Links:
         known.nonce = self._rng.randbytes(NONCE_BYTES)
         hello = make_hello(
             self._signer, self._mesh_id, known.expected, known.nonce, self._started_ms,
-            self._my_record(),
+            self._my_record(), self._config.features,
         )  # fmt: skip
         return [Transmit(link, hello)]
 
@@ -272,14 +283,14 @@ class Links:
             outcomes.append(Unreachable(AgentId(known.expected)))
         return outcomes
 
-    def broke_protocol(self, link: LinkId, now: float) -> list[Outcome]:
-        """The other end sent bytes that no member's software sends."""
+    def broke_protocol(self, link: LinkId, now: float, reason: str) -> list[Outcome]:
+        """The other end sent bytes that no member's software sends, or a frame too new for us."""
         self.refused["protocol"] += 1
         known = self._links.get(link)
         if known is None:
             return [CloseLink(link)]
         return [
-            Transmit(link, Refuse("protocol", "These bytes break the protocol.")),
+            Transmit(link, Refuse("protocol", reason[:TEXT_CHARACTERS_MAX])),
             *self._discard(known, now),
         ]
 
@@ -369,6 +380,7 @@ class Links:
         if record.agent == me:
             return self._met_myself(known, hello, now)
         known.hello = hello
+        known.features = common_features(self._config.features, hello.features)
         return self._believe(known, record, hello.record, hello.started_ms, now)
 
     def _welcomed(self, known: Link, welcome: Welcome, now: float) -> list[Outcome]:
@@ -378,6 +390,7 @@ class Links:
         self._dialing.answered(known.target, known.address, record.agent)
         if record.agent == self._signer.agent:
             return self._discard(known, now)
+        known.features = common_features(self._config.features, welcome.features)
         return self._believe(known, record, welcome.record, record.started_ms, now)
 
     def _believe(
@@ -402,8 +415,9 @@ class Links:
             assert known.curve_key is not None
             nonce = self._rng.randbytes(NONCE_BYTES)
             welcome = make_welcome(
-                self._signer, self._mesh_id, known.hello, known.curve_key, nonce, self._my_record()
-            )
+                self._signer, self._mesh_id, known.hello, known.curve_key, nonce,
+                self._my_record(), self._config.features,
+            )  # fmt: skip
             outcomes.append(Transmit(known.link, welcome))
             known.hello = None
         links = self._by_agent.setdefault(known.agent, [])

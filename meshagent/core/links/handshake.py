@@ -8,6 +8,9 @@ another member arrives under that member's CURVE key and fails.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from meshagent.core.model.identity import Signer, Verify, curve_key_of, id_matches_key
 from meshagent.core.model.peers import AgentId, is_agent_id
 from meshagent.core.model.records import Record, Signed, parse_update
@@ -23,6 +26,7 @@ __all__ = [
     "check_hello",
     "check_welcome",
     "clone_proof_started",
+    "common_features",
     "make_hello",
     "make_here",
     "make_welcome",
@@ -30,7 +34,9 @@ __all__ = [
 
 VERSION_LOW = 1
 VERSION_HIGH = 1
-FEATURES: dict[str, int] = {}
+FEATURES: Mapping[str, int] = {}
+"""What a node of this release can do beyond the version, each with a number: nothing yet. An
+engine asks `Links.features` whether a peer can do it, too, and uses only that."""
 
 
 class Refusal(Exception):
@@ -42,15 +48,26 @@ class Refusal(Exception):
         self.reason = reason
 
 
+def common_features(ours: Mapping[str, int], theirs: Mapping[str, int]) -> dict[str, int]:
+    """What both can do, each at the smaller number; names that only one knows mean nothing."""
+    return {name: min(ours[name], theirs[name]) for name in ours.keys() & theirs.keys()}
+
+
 def make_hello(
-    signer: Signer, mesh_id: bytes, to: str, nonce: bytes, started_ms: int, record: bytes
+    signer: Signer,
+    mesh_id: bytes,
+    to: str,
+    nonce: bytes,
+    started_ms: int,
+    record: bytes,
+    features: Mapping[str, int] = FEATURES,
 ) -> Hello:
     """The first frame on a link that we dialled."""
-    signed = _hello_words(mesh_id, signer.agent, to, nonce, signer.curve_public, started_ms)
-    return Hello(
-        VERSION_LOW, VERSION_HIGH, FEATURES, signer.agent, signer.key, to, nonce,
-        started_ms, record, signer.sign(signed),
+    hello = Hello(
+        VERSION_LOW, VERSION_HIGH, dict(features), signer.agent, signer.key, to, nonce,
+        started_ms, record, b"",
     )  # fmt: skip
+    return replace(hello, signature=signer.sign(_hello_words(mesh_id, hello, signer.curve_public)))
 
 
 def check_hello(
@@ -66,22 +83,25 @@ def check_hello(
         raise Refusal("impostor", "The link was made with another key than the agent's.")
     if hello.to not in ("", me):
         raise Refusal("not me", "Another agent answers at this address now.")
-    words = _hello_words(mesh_id, hello.agent, hello.to, hello.nonce, curve_key, hello.started_ms)
-    return _checked_record(
-        hello.agent, hello.key, hello.record, words, hello.signature, mesh_id, verify
-    )
+    return _checked_record(hello, _hello_words(mesh_id, hello, curve_key), mesh_id, verify)
 
 
 def make_welcome(
-    signer: Signer, mesh_id: bytes, hello: Hello, curve_key: bytes, nonce: bytes, record: bytes
+    signer: Signer,
+    mesh_id: bytes,
+    hello: Hello,
+    curve_key: bytes,
+    nonce: bytes,
+    record: bytes,
+    features: Mapping[str, int] = FEATURES,
 ) -> Welcome:
     """The answer to a HELLO that we believe."""
-    words = _welcome_words(mesh_id, signer.agent, hello.agent, hello.nonce, nonce, curve_key)
-    return Welcome(
-        min(VERSION_HIGH, hello.version_high),
-        {name: FEATURES[name] for name in hello.features if name in FEATURES},
-        signer.agent, signer.key, nonce, hello.nonce, record, signer.sign(words),
+    welcome = Welcome(
+        min(VERSION_HIGH, hello.version_high), dict(features), signer.agent, signer.key, nonce,
+        hello.nonce, record, b"",
     )  # fmt: skip
+    words = _welcome_words(mesh_id, welcome, hello.agent, curve_key)
+    return replace(welcome, signature=signer.sign(words))
 
 
 def check_welcome(
@@ -99,12 +119,8 @@ def check_welcome(
         raise Refusal("not them", "Another agent answers at that address now.")
     if welcome.their_nonce != nonce:
         raise Refusal("replay", "The answer belongs to another HELLO.")
-    words = _welcome_words(
-        mesh_id, welcome.agent, signer.agent, nonce, welcome.nonce, signer.curve_public
-    )
-    return _checked_record(
-        welcome.agent, welcome.key, welcome.record, words, welcome.signature, mesh_id, verify
-    )
+    words = _welcome_words(mesh_id, welcome, signer.agent, signer.curve_public)
+    return _checked_record(welcome, words, mesh_id, verify)
 
 
 def make_here(signer: Signer, mesh_id: bytes, nonce: bytes, started_ms: int) -> Here:
@@ -132,41 +148,36 @@ def clone_proof_started(
     return None
 
 
-def _checked_record(
-    agent: str,
-    key: bytes,
-    record: bytes,
-    words: bytes,
-    signature: bytes,
-    mesh_id: bytes,
-    verify: Verify,
-) -> Record:
+def _checked_record(said: Hello | Welcome, words: bytes, mesh_id: bytes, verify: Verify) -> Record:
+    agent, key = said.agent, said.key
     if not is_agent_id(agent) or not id_matches_key(agent, key):
         raise Refusal("impostor", "The agent id belongs to another key.")
-    if not verify(key, words, signature):
+    if not verify(key, words, said.signature):
         raise Refusal("forged", "The signature does not hold.")
     try:
-        word: Signed = parse_update(record)
+        word: Signed = parse_update(said.record)
     except RemoteProtocolError as error:
         raise Refusal("malformed", str(error)) from None
-    said = word.statement
-    if not isinstance(said, Record) or said.agent != agent or said.key != key:
+    record = word.statement
+    if not isinstance(record, Record) or record.agent != agent or record.key != key:
         raise Refusal("forged", "The record speaks of another agent.")
     if not word.is_genuine(key, mesh_id, verify):
         raise Refusal("forged", "The record's signature does not hold.")
-    return said
+    return record
 
 
-def _hello_words(
-    mesh_id: bytes, agent: str, to: str, nonce: bytes, curve_key: bytes, started_ms: int
-) -> bytes:
-    return pack(("meshagent hello 1", mesh_id, agent, to, nonce, curve_key, started_ms))
+def _hello_words(mesh_id: bytes, hello: Hello, curve_key: bytes) -> bytes:
+    return pack((
+        "meshagent hello 1", mesh_id, hello.agent, hello.to, hello.nonce, curve_key,
+        hello.started_ms, hello.version_low, hello.version_high, sorted(hello.features.items()),
+    ))  # fmt: skip
 
 
-def _welcome_words(
-    mesh_id: bytes, agent: str, to: str, nonce: bytes, own_nonce: bytes, curve_key: bytes
-) -> bytes:
-    return pack(("meshagent welcome 1", mesh_id, agent, to, nonce, own_nonce, curve_key))
+def _welcome_words(mesh_id: bytes, welcome: Welcome, to: str, curve_key: bytes) -> bytes:
+    return pack((
+        "meshagent welcome 1", mesh_id, welcome.agent, to, welcome.their_nonce, welcome.nonce,
+        curve_key, welcome.version, sorted(welcome.features.items()),
+    ))  # fmt: skip
 
 
 def _here_words(mesh_id: bytes, nonce: bytes, started_ms: int) -> bytes:

@@ -38,6 +38,7 @@ from meshagent.core.model.records import (
     Accusation,
     Record,
     Signed,
+    UnknownUpdate,
     parse_update,
     sign_accusation,
     sign_record,
@@ -432,6 +433,8 @@ class Membership:
         for data in updates:
             try:
                 word = parse_update(data)
+            except UnknownUpdate:
+                continue
             except RemoteProtocolError:
                 self.refused["malformed update"] += 1
                 continue

@@ -41,7 +41,7 @@ class PeerState(StrEnum):
 
 
 class Presence(StrEnum):
-    """What an agent says of itself."""
+    """What an agent says of itself. A newer one may say more: that is carried as plain text."""
 
     IDLE = "idle"
     WORKING = "working"
@@ -69,7 +69,7 @@ class Peer:
     name: str
     role: str
     state: PeerState
-    presence: Presence
+    presence: Presence | str
     status: str
     capabilities: tuple[str, ...]
     addresses: tuple[str, ...]

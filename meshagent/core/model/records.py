@@ -18,19 +18,31 @@ from meshagent.core.wire.codec import pack, unpack
 from meshagent.core.wire.frames import KEY_BYTES, SIGNATURE_BYTES, UPDATE_BYTES_MAX, WHOLE_MAX
 from meshagent.errors import LocalProtocolError, RemoteProtocolError, UsageError
 
-__all__ = ["Accusation", "Record", "parse_update", "sign_accusation", "sign_record"]
+__all__ = [
+    "Accusation",
+    "Record",
+    "UnknownUpdate",
+    "parse_update",
+    "sign_accusation",
+    "sign_record",
+]
 
 ADDRESSES_MAX = 16
 CAPABILITIES_MAX = 16
 ADDRESS_CHARACTERS_MAX = 128
 STATUS_CHARACTERS_MAX = 200
 HOST_CHARACTERS_MAX = 64
+PRESENCE_CHARACTERS_MAX = 32
 VERSION_CHARACTERS_MAX = 32
 PARSED_MAX = 2048  # gossip brings each update several times; 2048 x 4 KiB bounds the memory
 
 _RECORD, _ACCUSATION = 1, 2
 _LABEL = {_RECORD: b"meshagent record 1", _ACCUSATION: b"meshagent accusation 1"}
 _ACCUSED_STATES = {1: PeerState.SUSPECT, 2: PeerState.GONE}
+
+
+class UnknownUpdate(RemoteProtocolError):
+    """A well-formed update of a kind that only newer nodes know: to be passed over, not blamed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +58,7 @@ class Record:
     capabilities: tuple[str, ...]
     addresses: tuple[str, ...]
     host: str
-    presence: Presence
+    presence: Presence | str
     status: str
     version: str
 
@@ -94,7 +106,7 @@ def sign_record(record: Record, signer: Signer, mesh_id: bytes) -> Signed:
             record.capabilities,
             record.addresses,
             record.host,
-            record.presence.value,
+            str(record.presence),
             record.status,
             record.version,
         )
@@ -137,7 +149,7 @@ def parse_update(data: bytes) -> Signed:
         return Signed(_read_record(fields), data, body, signature)
     if kind == _ACCUSATION:
         return Signed(_read_accusation(fields), data, body, signature)
-    raise RemoteProtocolError("An update of a kind that is not known here.")
+    raise UnknownUpdate(f"An update of kind {kind} is not known here.")
 
 
 def _read_record(fields: Any) -> Record:
@@ -161,10 +173,10 @@ def _read_record(fields: Any) -> Record:
     _require(_is_line(host, HOST_CHARACTERS_MAX), "host")
     _require(_is_line(status, STATUS_CHARACTERS_MAX), "status")
     _require(_is_line(ver, VERSION_CHARACTERS_MAX), "version")
-    _require(type(presence) is str and presence in _PRESENCES, "presence")
+    _require(presence != "" and _is_line(presence, PRESENCE_CHARACTERS_MAX), "presence")
     return Record(
         AgentId(agent), key, incarnation, started, left, role, caps, addresses, host,
-        Presence(presence), status, ver,
+        Presence(presence) if presence in _PRESENCES else presence, status, ver,
     )  # fmt: skip
 
 
@@ -174,8 +186,10 @@ def _read_accusation(fields: Any) -> Accusation:
     subject, incarnation, state, accuser = fields[:4]
     _require(type(subject) is str and is_agent_id(subject), "subject")
     _require(_is_whole(incarnation), "incarnation")
-    _require(type(state) is int and state in _ACCUSED_STATES, "state")
+    _require(_is_whole(state), "state")
     _require(type(accuser) is str and is_agent_id(accuser), "accuser")
+    if state not in _ACCUSED_STATES:
+        raise UnknownUpdate(f"An accusation of state {state} is not known here.")
     return Accusation(AgentId(subject), incarnation, _ACCUSED_STATES[state], AgentId(accuser))
 
 

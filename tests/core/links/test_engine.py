@@ -135,13 +135,6 @@ def test_a_false_hello_is_refused_by_name(hello: Hello, curve_key: bytes | None,
     is_refused(mesh, arrives(mesh, L1, hello), why)
 
 
-def test_a_wider_version_range_settles_on_ours() -> None:
-    mesh = mesh_of(A)
-    mesh.opened(L1, B.curve_public, 0.0)
-    effects = arrives(mesh, L1, replace(HELLO, version_low=0, version_high=9))
-    assert [each.version for each in sent(effects) if isinstance(each, Welcome)] == [1]
-
-
 def test_a_member_in_the_middle_can_pass_on_neither_hello_nor_welcome() -> None:
     # B dials C, who passes B's greeting on to A as if B had dialled A.
     b, a = mesh_of(B), mesh_of(A)

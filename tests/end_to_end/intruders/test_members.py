@@ -192,7 +192,7 @@ def test_accusations_in_anothers_name_are_refused(attacked: Attacked, mallory: A
 
 
 def test_malformed_updates_are_refused(attacked: Attacked, mallory: Attacker) -> None:
-    bad = [b"", b"\xc1", os.urandom(200), pack((1, b"", bytes(64))), pack((9, b"x", bytes(64)))]
+    bad = [b"", b"\xc1", os.urandom(200), pack((1, b"", bytes(64))), pack(("9", b"x", bytes(64)))]
     with mallory.member(attacked.address) as wire:
         wire.send(Gossip(tuple(bad)))
         attacked.until_refused(len(bad), "malformed update")

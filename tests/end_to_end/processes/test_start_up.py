@@ -15,7 +15,7 @@ from meshagent.cli import group
 
 pytestmark = pytest.mark.process
 
-HEAVY = {"apsw", "msgpack", "nacl", "rich", "watchfiles", "zeroconf", "zmq"}
+HEAVY = {"apsw", "msgpack", "nacl", "pydantic", "rich", "watchfiles", "zeroconf", "zmq"}
 COMMANDS = group.list_commands(None)  # type: ignore[arg-type] # it looks at nothing
 
 _HELP = """
@@ -69,6 +69,30 @@ def test_a_session_loads_neither_network_nor_database(shared: Mesh) -> None:
     code, modules = ran.stdout.splitlines()
     assert code == "5"
     assert not HEAVY & set(modules.split())
+
+
+def test_a_command_that_asks_a_running_node_loads_nothing_heavy(mesh: Mesh) -> None:
+    node, attached = mesh.join("tester"), mesh.root / "note.txt"
+    absent = mesh.make_agent("backend").agent
+    attached.write_text("a note")
+    script = (
+        "import contextlib, io, json, sys\nfrom meshagent.cli import main\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        "        try:\n            main(words)\n"
+        "        except SystemExit as done:\n            assert not done.code, words\n"
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    sent = ["send", absent, "hello", "--wait", "0", "--as", node.agent]
+    asks = [["status"], ["inbox"], sent, ["outbox"]]
+    one_setting = [["init"], ["invite"], [*sent, "--attach", str(attached)]]
+    for words, heavy in ((asks, HEAVY), (one_setting, {"pydantic"})):
+        ran = subprocess.run(
+            [sys.executable, "-P", "-c", script, json.dumps(words)],
+            env=mesh.environment(), cwd=mesh.project, capture_output=True, text=True, timeout=20,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+        assert not heavy & set(ran.stdout.split())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

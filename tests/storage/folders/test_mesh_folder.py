@@ -282,3 +282,35 @@ def test_a_creator_killed_half_way_leaves_no_half_mesh(tmp_path: Path, cloned: b
     assert mesh.create("shop")
     assert len(mesh.read_secret()) == 32
     assert mesh.read_settings().name == "shop"
+
+
+def test_one_value_alone_is_what_all_settings_say_it_is(tmp_path: Path) -> None:
+    mesh = new_mesh(tmp_path)
+    for text in ("", 'name = "shop"', 'attachments_quota = "3 MiB"', 'discovery = "none"'):
+        mesh.settings_file.write_text(text)
+        settings = mesh.read_settings()
+        assert mesh.read_name() == settings.name
+        assert mesh.read_quota() == settings.attachments_quota
+    mesh.settings_file.unlink()
+    assert mesh.read_name() == mesh.read_settings().name
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('name = "\\u001b[2J"', "name"),
+        ("name = 3", "name"),
+        (f'name = "{"x" * 65}"', "name"),
+        ('attachments_quota = "much"', "attachments_quota"),
+        ("attachments_quota = 5", "attachments_quota"),
+        ('attachments_quota = "-1 KiB"', "attachments_quota"),
+    ],
+)
+def test_one_bad_value_alone_is_explained_as_in_all_settings(
+    tmp_path: Path, text: str, field: str
+) -> None:
+    mesh = new_mesh(tmp_path)
+    mesh.settings_file.write_text(text)
+    read = mesh.read_name if field == "name" else mesh.read_quota
+    with pytest.raises(ConfigError, match=rf"mesh\.toml: {field} "):
+        read()
