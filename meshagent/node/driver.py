@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -723,15 +722,26 @@ class Driver:
         notes, self._notes = self._notes, []
         rows: list[Row] = notes + _rows(chain.from_iterable(batch))
         self._batch = batch
-        error: MeshError | None = None
+        within, done, interrupted = True, False, False
+
+        def then(error: MeshError | None) -> None:
+            nonlocal done
+            done = True
+            if within:
+                self._conclude(notes, error)
+            elif not interrupted:  # else nothing waits for it any more
+                self._committed(notes, error)
+
         try:
-            done = not rows or self._store.commit_at_once(rows)
-        except MeshError as failure:
-            done, error = True, failure
-        if done:
-            self._conclude(notes, error)
-        else:
-            self._store.begin(rows, partial(self._committed, notes))
+            if rows:
+                self._store.begin(rows, then)
+            else:
+                then(None)
+        except (KeyboardInterrupt, SystemExit):
+            interrupted = True
+            raise
+        finally:
+            within = False
         return not done
 
     def _committed(self, notes: list[OutState | Delivered], error: MeshError | None) -> None:

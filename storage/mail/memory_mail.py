@@ -35,7 +35,8 @@ from meshagent.errors import StorageError
 from meshagent.storage.mail.retention import RETAIN_ROWS_MAX
 from meshagent.storage.mail.row_checksums import OUT_RANKS, accepted, opening
 from meshagent.storage.mail.search import SEARCH_WORDS_MAX, log_entry
-from meshagent.storage.mail.tables import FOUND_MAX, WATERMARKS_PER_SENDER_MAX, misnumbered
+from meshagent.storage.mail.table_reader import FOUND_MAX
+from meshagent.storage.mail.tables import WATERMARKS_PER_SENDER_MAX, misnumbered
 
 __all__ = ["MemoryMail"]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from meshagent.core.model.rows import InEntry, LogEntry, MailStart, NewEpoch, OutEntry, PeerRow, Row
+from meshagent.core.ports import Damage
 from meshagent.errors import MeshError, StorageError
 from meshagent.storage.folders.files import write_private
 from meshagent.storage.mail.memory_mail import MemoryMail
@@ -44,14 +45,13 @@ class MemoryStore:
         self.commits = 0
         """How many writes were synced."""
         self.at_once = False
-        """Whether `commit_at_once` does so."""
+        """Whether `begin` commits and tells before it returns."""
         self._durable = _Content()
         self._backups: dict[Path, _Content] = {}
         self._open = False
         self._held = False
         self._unsynced: deque[tuple[_Write, asyncio.Future[Any]]] = deque()
         self._failures: deque[Exception] = deque()
-        self._begun: set[asyncio.Task[None]] = set()
 
     @property
     def waiting(self) -> int:
@@ -101,27 +101,25 @@ class MemoryStore:
         if rows or not self._open:
             await self._write(_keeping(rows))
 
-    def commit_at_once(self, rows: Sequence[Row]) -> bool:
-        """As `commit`, before this returns; False unless it is to be so."""
-        if not self.at_once or self._held:
-            return False
-        self._require_open()
-        self._fail_if_asked()
-        self._sync(_keeping(rows))
-        return True
-
     def begin(self, rows: Sequence[Row], then: Callable[[MeshError | None], None]) -> None:
-        """As `commit`, for who does not wait."""
-        task = asyncio.get_running_loop().create_task(self.commit(rows))
-        self._begun.add(task)
-
-        def done(task: asyncio.Task[None]) -> None:
-            self._begun.discard(task)
-            error = None if task.cancelled() else task.exception()
-            assert error is None or isinstance(error, MeshError), error
+        """As `commit`, for who does not wait; told before this returns only with `at_once`."""
+        loop = asyncio.get_running_loop()
+        error: MeshError | None = None
+        try:
+            self._require_open()
+            self._fail_if_asked()
+            if self._held:
+                future: asyncio.Future[Any] = loop.create_future()
+                self._unsynced.append((_keeping(rows), future))
+                future.add_done_callback(lambda done: then(done.exception()))  # type: ignore[arg-type]
+                return
+            self._sync(_keeping(rows))
+        except MeshError as failure:
+            error = failure
+        if self.at_once:
             then(error)
-
-        task.add_done_callback(done)
+        else:
+            loop.call_soon(then, error)
 
     async def next_run(self, at_least: int = 0) -> int:
         """A number larger than any returned before, and at least `at_least`."""
@@ -238,12 +236,16 @@ class MemoryStore:
         return {
             "path": ":memory:",
             "journal_mode": "memory",
-            "synchronous": "full",
             "schema": "0",
             "epoch": self._durable.mail.epoch.hex(),
             "wal": "0",
             "quarantined": "0",
         }
+
+    async def damage(self) -> Sequence[Damage]:
+        """Memory does not decay."""
+        self._require_open()
+        return []
 
     async def close(self) -> None:
         """Sync what waits and close; does nothing when not open."""
