@@ -52,6 +52,7 @@ class MemoryStore:
         self._held = False
         self._unsynced: deque[tuple[_Write, asyncio.Future[Any]]] = deque()
         self._failures: deque[Exception] = deque()
+        self._begun: set[asyncio.Task[None]] = set()
 
     @property
     def waiting(self) -> int:
@@ -103,23 +104,28 @@ class MemoryStore:
 
     def begin(self, rows: Sequence[Row], then: Callable[[MeshError | None], None]) -> None:
         """As `commit`, for who does not wait; told before this returns only with `at_once`."""
-        loop = asyncio.get_running_loop()
-        error: MeshError | None = None
+        if self.at_once and not self._held:
+            then(self._commit_now(rows))
+            return
+        task = asyncio.get_running_loop().create_task(self.commit(rows))
+        self._begun.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._begun.discard(task)
+            error = None if task.cancelled() else task.exception()
+            assert error is None or isinstance(error, MeshError), error
+            then(error)
+
+        task.add_done_callback(done)
+
+    def _commit_now(self, rows: Sequence[Row]) -> MeshError | None:
         try:
             self._require_open()
             self._fail_if_asked()
-            if self._held:
-                future: asyncio.Future[Any] = loop.create_future()
-                self._unsynced.append((_keeping(rows), future))
-                future.add_done_callback(lambda done: then(done.exception()))  # type: ignore[arg-type]
-                return
             self._sync(_keeping(rows))
-        except MeshError as failure:
-            error = failure
-        if self.at_once:
-            then(error)
-        else:
-            loop.call_soon(then, error)
+        except MeshError as error:
+            return error
+        return None
 
     async def next_run(self, at_least: int = 0) -> int:
         """A number larger than any returned before, and at least `at_least`."""
