@@ -20,7 +20,7 @@ from meshagent.core.ports import Damage
 from meshagent.errors import MeshError
 from meshagent.storage.log.commit_log import LOG_ENDING, CommitLog
 from meshagent.storage.mail.backup import Snapshot
-from meshagent.storage.mail.quarantine import damaged_mail, write_singly
+from meshagent.storage.mail.quarantine import close_gaps, damaged_mail, write_singly
 from meshagent.storage.mail.recovery import recover
 from meshagent.storage.mail.retention import Retention
 from meshagent.storage.mail.row_checksums import accepted
@@ -138,7 +138,7 @@ class Database(SqliteFile):
                 raise
             with self.transaction("write to") as connection:
                 self.set_mark(connection, position)
-                write_singly(self, connection, rows)
+                close_gaps(connection, write_singly(self, connection, rows))
         if self.wal_pages >= WAL_PAGES_MAX:
             with contextlib.suppress(MeshError):  # it was logged; the commit log has it all
                 self.make_durable()

@@ -95,8 +95,11 @@ def close_gaps(connection: apsw.Connection, lost: Sequence[Lost]) -> None:
         _close_gaps(connection, stream, lost)
 
 
-def write_singly(database: Database, connection: apsw.Connection, rows: Sequence[Row]) -> None:
-    """One row that can't be kept must not stop all others: it is set aside, and named."""
+def write_singly(
+    database: Database, connection: apsw.Connection, rows: Sequence[Row]
+) -> list[Lost]:
+    """One row that can't be kept must not stop all others: it is set aside, and named. Returns
+    the messages of ours among them: something has to stand in for their numbers."""
     lost: list[Lost] = []
     for row in singly(rows):
         try:
@@ -110,7 +113,7 @@ def write_singly(database: Database, connection: apsw.Connection, rows: Sequence
             database.note_damage(connection, "log", ident, [row], peer, ident, repr(error))
             if isinstance(row, OutRow):
                 lost.append(Lost(peer, row.seq, ident, 0))
-    close_gaps(connection, lost)
+    return lost
 
 
 def stream_start(connection: apsw.Connection, row: StreamRow) -> StreamStart:
