@@ -1,4 +1,4 @@
-"""What is found after a crash, decay or a lost file: all that is sound is kept, the rest is named."""
+"""After a crash, decay or a lost file: all that is sound is kept, and the rest is named."""
 
 from __future__ import annotations
 
