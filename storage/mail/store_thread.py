@@ -109,9 +109,9 @@ class StoreThread:
             return
         job.ready = threading.Lock()
         job.ready.acquire()
-        self._awaited = job
-        self._put(job)
         try:
+            self._awaited = job
+            self._put(job)
             job.ready.acquire(timeout=WAIT_S)
         except BaseException:  # of a signal: who is called later is not lost
             if (outcome := self._take_over(job)) is not None:

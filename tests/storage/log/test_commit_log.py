@@ -142,15 +142,15 @@ def test_tables_on_a_full_disk_refuse_a_commit_only_when_room_has_to_be_made(
 ) -> None:
     monkeypatch.setattr(file_module, "FILE_BYTES_MAX", 10 * (HEADER_BYTES + len(CONTENT)))
     tables.fault = LimitReached("The disk is full.")
-    for row in range(5):
+    for row in range(6):
         log.append(CONTENT, [row])
     for _ in range(3):
         with pytest.raises(LimitReached):
             log.append(CONTENT, ["not"])
     tables.fault = None
-    log.append(CONTENT, [5])
+    log.append(CONTENT, [6])
     log.fold_all()
-    assert tables.rows == [*range(6)]
+    assert tables.rows == [*range(7)]
 
 
 def test_one_that_was_not_appended_is_nowhere(
