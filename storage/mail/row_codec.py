@@ -18,11 +18,11 @@ from meshagent.core.model.rows import (
     Delivered,
     InRow,
     InState,
-    InTexts,
+    InBatch,
     NewEpoch,
     OutRow,
     OutState,
-    OutTexts,
+    OutBatch,
     PeerRow,
     ReceiptRow,
     Row,
@@ -37,7 +37,7 @@ __all__ = ["RowPacker", "UnknownRows", "names_in", "unpack_rows"]
 # A kind is kept as its place here: new ones come at the end.
 _KINDS = (
     OutRow, OutState, Delivered, ReceiptRow, InRow, Arrived, TurnedAway, InState, Watermark,
-    OutTexts, InTexts, PeerRow, NewEpoch, MetaRow,
+    OutBatch, InBatch, PeerRow, NewEpoch, MetaRow,
 )  # fmt: skip
 _CODES: dict[type, int] = {kind: code for code, kind in enumerate(_KINDS)}
 _OF_CODE: dict[Any, Any] = dict(enumerate(_KINDS))

@@ -17,7 +17,7 @@ from meshagent.core.model.rows import (
     OutEntry,
     OutRow,
     OutState,
-    OutTexts,
+    OutBatch,
     ReceiptRow,
     Row,
     Watermark,
@@ -44,7 +44,7 @@ __all__ = ["FOUND_MAX", "TableReader", "pending_among"]
 FOUND_MAX = 8  # messages that an ambiguous prefix lists
 POSITION_MAX = 2**63 - 1
 _VISIBLE = f"AND state < {IN_RECEIVING}"
-_OF_PEER = frozenset({OutRow, OutTexts, OutState, Delivered, ReceiptRow})
+_OF_PEER = frozenset({OutRow, OutBatch, OutState, Delivered, ReceiptRow})
 
 Entry = TypeVar("Entry", OutEntry, InEntry)
 
@@ -178,7 +178,7 @@ def pending_among(rows: Sequence[Row], peer: str, first: int, limit: int) -> lis
             return []
         if kind not in _OF_PEER or row.peer != peer:  # type: ignore[union-attr]
             continue
-        if isinstance(row, OutTexts):
+        if isinstance(row, OutBatch):
             if len(found) < limit and row.first + len(row.ids) > first:
                 found += row.rows()[max(0, first - row.first) :]
         elif isinstance(row, OutRow):

@@ -18,11 +18,11 @@ from meshagent.core.model.rows import (
     Delivered,
     InRow,
     InState,
-    InTexts,
+    InBatch,
     NewEpoch,
     OutRow,
     OutState,
-    OutTexts,
+    OutBatch,
     PeerRow,
     ReceiptRow,
     Row,
@@ -176,7 +176,7 @@ class MailTables:
         """The next number for each peer once these are kept; all must be next in line."""
         after: dict[str, int] = {}
         for row in rows:
-            if type(row) is OutTexts:
+            if type(row) is OutBatch:
                 ident, first, end = row.ids[0], row.first, row.first + len(row.ids)
             elif type(row) is OutRow:
                 ident, first, end = row.id, row.seq, row.seq + 1
@@ -246,8 +246,8 @@ class MailTables:
             elif kind is PeerRow or kind is MetaRow:
                 for row in stretch:
                     connection.execute(*encode_row(row))
-            elif kind is OutTexts or kind is InTexts:
-                together = new_out if kind is OutTexts else new_in
+            elif kind is OutBatch or kind is InBatch:
+                together = new_out if kind is OutBatch else new_in
                 for row in stretch:
                     together += row.rows()
             else:

@@ -63,12 +63,12 @@ from meshagent.core.model.rows import (
     Arrived,
     Delivered,
     InRow,
-    InTexts,
+    InBatch,
     NewEpoch,
     OutEntry,
     OutRow,
     OutState,
-    OutTexts,
+    OutBatch,
     ReceiptRow,
     Row,
     StreamStart,
@@ -291,7 +291,7 @@ class Delivery:
         self._check_room(len(texts.ids))
         peer, bodies = texts.peer, texts.bodies()
         known = self._peer(peer)
-        fresh = OutTexts(peer, self._epoch, known.out.next_seq, texts.ids, bodies)
+        fresh = OutBatch(peer, self._epoch, known.out.next_seq, texts.ids, bodies)
         return [Persist([fresh]), *self._add(known, peer, fresh.rows(), now)]
 
     def accept_all(self, outgoing: Sequence[tuple[AgentId, Message]], now: float) -> list[Effect]:
@@ -740,7 +740,7 @@ class Delivery:
             return []
         peer, epoch, now_ms, _ = arrival
         ids, bodies = list(map(_ident, texts)), [*filter(None, items)]  # none is missing
-        came = InTexts(peer, epoch, stream.seq + 1, ids, bodies, now_ms)
+        came = InBatch(peer, epoch, stream.seq + 1, ids, bodies, now_ms)
         stream.seq, stream.unhashed = stream.seq + len(texts), items[-1]
         self.unread += len(texts)
         self.inbox_changes += len(texts)

@@ -17,14 +17,14 @@ __all__ = [
     "InEntry",
     "InRow",
     "InState",
-    "InTexts",
+    "InBatch",
     "LogEntry",
     "MailStart",
     "NewEpoch",
     "OutEntry",
     "OutRow",
     "OutState",
-    "OutTexts",
+    "OutBatch",
     "PeerRow",
     "ReceiptRow",
     "Row",
@@ -62,7 +62,7 @@ class OutRow(NamedTuple):
         return bool(self.blobs)
 
 
-class OutTexts(NamedTuple):
+class OutBatch(NamedTuple):
     """Messages that were accepted for a peer together, numbered from `first` on, as columns: a row
     for each takes five times as long to write. Nothing is attached to them, and none expires."""
 
@@ -131,7 +131,7 @@ class InRow(NamedTuple):
     """The SHA-256 of each of its attachments; with any, it is held until it has `Arrived`."""
 
 
-class InTexts(NamedTuple):
+class InBatch(NamedTuple):
     """Messages that came together, numbered from `first` on, with nothing attached: as columns."""
 
     sender: str
@@ -203,12 +203,12 @@ class NewEpoch:
 Row = (
     PeerRow
     | OutRow
-    | OutTexts
+    | OutBatch
     | OutState
     | Delivered
     | ReceiptRow
     | InRow
-    | InTexts
+    | InBatch
     | Arrived
     | TurnedAway
     | InState
@@ -221,7 +221,7 @@ Row = (
 def singly(rows: Iterable[Row]) -> Iterator[Row]:
     """The same, with a row for each message."""
     for row in rows:
-        if type(row) is OutTexts or type(row) is InTexts:
+        if type(row) is OutBatch or type(row) is InBatch:
             yield from row.rows()
         else:
             yield row

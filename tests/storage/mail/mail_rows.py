@@ -14,10 +14,10 @@ import pytest
 from meshagent.core.model.rows import (
     InRow,
     InState,
-    InTexts,
+    InBatch,
     OutRow,
     OutState,
-    OutTexts,
+    OutBatch,
     ReceiptRow,
 )
 from meshagent.core.ports import Store
@@ -42,18 +42,18 @@ def outs(count: int, peer: str = PEER) -> list[OutRow]:
     return [out(seq, peer=peer) for seq in range(1, count + 1)]
 
 
-def out_together(rows: list[OutRow]) -> OutTexts:
+def out_together(rows: list[OutRow]) -> OutBatch:
     """The same messages, accepted as a crowd."""
     first = rows[0]
     ids, bodies = [row.id for row in rows], [row.body for row in rows]
-    return OutTexts(first.peer, first.epoch, first.seq, ids, bodies)
+    return OutBatch(first.peer, first.epoch, first.seq, ids, bodies)
 
 
-def came_together(rows: list[InRow]) -> InTexts:
+def came_together(rows: list[InRow]) -> InBatch:
     """The same messages, from one frame."""
     first = rows[0]
     ids, bodies = [row.id for row in rows], [row.body for row in rows]
-    return InTexts(first.sender, first.epoch, first.seq, ids, bodies, first.received_ms)
+    return InBatch(first.sender, first.epoch, first.seq, ids, bodies, first.received_ms)
 
 
 def word(ident: str, state: str, at_ms: int = 5_000, peer: str = PEER, why: str = "") -> OutState:
