@@ -1,4 +1,5 @@
-"""The three ports that adapters fill in. Each has one conformance suite in tests/.
+"""The ports that adapters fill in: transport, discovery and the store, which is four small ones.
+Each has one conformance suite in tests/.
 
 An adapter never decides anything about the protocol: it moves bytes, finds addresses or keeps
 rows. It may import this package's types and `meshagent.errors`, and nothing else of ours.
@@ -17,9 +18,14 @@ from meshagent.errors import MeshError
 
 __all__ = [
     "Announcement",
+    "CommitStore",
+    "Damage",
+    "DeliveryQueries",
     "Discovery",
     "LinkEvents",
+    "MailQueries",
     "Store",
+    "StoreUpkeep",
     "Transport",
 ]
 
@@ -96,25 +102,47 @@ class Discovery(Protocol):
         """Withdraw the announcement and stop; no candidate is reported afterwards."""
 
 
-class Store(Protocol):
-    """Rows that survive a crash. `commit` returns only when they are synced to disk."""
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Something that a store could not read as it was written, and has set aside.
+
+    Fields that can't be known are empty.
+    """
+
+    origin: str
+    """The table, or `log` for a commit."""
+    peer: str
+    message_id: str
+    reason: str
+    found_at: str
+    """When it was found, as an ISO 8601 time in UTC."""
+
+
+class CommitStore(Protocol):
+    """Rows that survive a crash: what was committed is synced to disk.
+
+    Commits become durable in the order in which `begin` and `commit` were called.
+    """
 
     async def open(self) -> None:
-        """Open or create, and migrate; raises CorruptFile or StorageError with the reason."""
-
-    async def commit(self, rows: Sequence[Row]) -> None:
-        """All rows in one transaction, durable on return."""
+        """Open or create; raises CorruptFile or StorageError with the reason."""
 
     def begin(self, rows: Sequence[Row], then: Callable[[MeshError | None], None]) -> None:
-        """As `commit`, for who does not wait: `then` hears later, in the loop, why it failed or
-        None."""
+        """Commit all rows or none. `then` is called once, in the loop's thread: with None when
+        they are durable, else with the reason. That may happen before this returns."""
 
-    def commit_at_once(self, rows: Sequence[Row]) -> bool:
-        """As `commit`, before this returns, if that takes no longer than to begin one; else False,
-        and nothing is done. Raises what `commit` raises."""
+    async def commit(self, rows: Sequence[Row]) -> None:
+        """Commit all rows or none; durable on return."""
 
     async def next_run(self, at_least: int = 0) -> int:
         """A number larger than any returned before, and at least `at_least`; durable on return."""
+
+    async def close(self) -> None:
+        """Finish what waits, and release the file and its thread."""
+
+
+class DeliveryQueries(Protocol):
+    """What delivery asks when it starts and while it runs."""
 
     async def peers(self) -> Iterable[PeerRow]:
         """All remembered peers."""
@@ -131,11 +159,18 @@ class Store(Protocol):
     async def next_expiry(self) -> int | None:
         """When the next queued message's time is up, in ms since the epoch."""
 
-    async def outbox(self, limit: int, *, ended: bool = False) -> Sequence[OutEntry]:
-        """Messages of ours that have not ended (with `ended`, all), oldest first."""
+    async def receiving(self) -> Sequence[InEntry]:
+        """Messages that are held until their attachments are here, oldest first."""
 
     async def withdrawn(self) -> int:
         """How many messages of ours only wait to tell that they were taken back or expired."""
+
+
+class MailQueries(Protocol):
+    """What people and programs ask about messages."""
+
+    async def outbox(self, limit: int, *, ended: bool = False) -> Sequence[OutEntry]:
+        """Messages of ours that have not ended (with `ended`, all), oldest first."""
 
     async def outgoing(self, prefix: str) -> Sequence[OutEntry]:
         """Messages of ours whose id begins so; at most a few."""
@@ -168,14 +203,15 @@ class Store(Protocol):
         Those of kind `without` are left out, and take no place.
         """
 
-    async def receiving(self) -> Sequence[InEntry]:
-        """Messages that are held until their attachments are here, oldest first."""
-
     async def names_blob(self, sha256: bytes, peer: str, direction: str) -> bool:
         """Whether a message to (`out`) or from (`in`) this peer names the blob."""
 
     async def blobs(self) -> Collection[bytes]:
         """Every blob that a message names."""
+
+
+class StoreUpkeep(Protocol):
+    """What keeps a store small, copied and honest about its state."""
 
     async def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:
         """Drop history that has ended and is old or too much; how many. Never what is pending."""
@@ -190,7 +226,11 @@ class Store(Protocol):
         """
 
     async def facts(self) -> Mapping[str, str]:
-        """CommitLog mode, sync level, schema version: for `doctor`."""
+        """Path, schema version, epoch, number of damaged rows: for `doctor`."""
 
-    async def close(self) -> None:
-        """Release the file and its thread."""
+    async def damage(self) -> Sequence[Damage]:
+        """What was damaged and has been set aside, oldest first."""
+
+
+class Store(CommitStore, DeliveryQueries, MailQueries, StoreUpkeep, Protocol):
+    """Everything that a node keeps."""

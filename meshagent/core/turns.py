@@ -51,7 +51,7 @@ def join_turns(turns: Iterable[Turn]) -> Turn:
 
 
 @dataclass(slots=True)
-class _Commit:
+class _PendingCommit:
     """Rows that become durable together, and what rests on them."""
 
     rows: list[Row] = field(default_factory=list)
@@ -63,8 +63,8 @@ class TurnQueue:
     """Which effects may be performed, and which rows are committed next."""
 
     def __init__(self) -> None:
-        self._next = _Commit()
-        self._under_way: _Commit | None = None
+        self._next = _PendingCommit()
+        self._under_way: _PendingCommit | None = None
 
     @property
     def is_committing(self) -> bool:
@@ -109,7 +109,7 @@ class TurnQueue:
         """
         if self._under_way is not None or not self._next.is_due:
             return None
-        self._under_way, self._next = self._next, _Commit()
+        self._under_way, self._next = self._next, _PendingCommit()
         return self._under_way.rows
 
     def committed(self) -> list[Effect]:
@@ -121,5 +121,5 @@ class TurnQueue:
     def failed(self) -> list[Effect]:
         """The rows are not durable. What rested on them, and on later ones, will never happen."""
         lost = [*(self._under_way.after if self._under_way else ()), *self._next.after]
-        self._under_way, self._next = None, _Commit()
+        self._under_way, self._next = None, _PendingCommit()
         return lost

@@ -104,7 +104,7 @@ class ControlServer:
             "leave": (requests.Leave, self._leave),
             "subscribe": (requests.Subscribe, self._subscribe),
             "recipients": (requests.Recipients, self._recipients),
-            "send": (requests.Send, self._send),
+            "send": (requests.SendMessage, self._send),
             "inbox": (requests.Inbox, self._inbox),
             "outbox": (requests.Outbox, self._mailbox.outbox),
             "log": (requests.Log, self._mailbox.log),

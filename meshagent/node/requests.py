@@ -26,7 +26,7 @@ __all__ = [
     "Recipients",
     "Request",
     "Restore",
-    "Send",
+    "SendMessage",
     "Status",
     "Subscribe",
     "validate",
@@ -74,7 +74,7 @@ class Recipients(Request):
     to: str
 
 
-class Send(Request):
+class SendMessage(Request):
     """A message; `attach` are names, each with the SHA-256 of what is in the blob store."""
 
     to: str

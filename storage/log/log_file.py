@@ -6,6 +6,7 @@ once all that it holds is safe elsewhere. Invariants: a commit is durable when `
 is not there when it raises; what `read` gives is in order, and names what is missing between.
 
 What a crash cut off at the end can't be told from a last commit that has decayed: both are no more.
+docs/storage.md has the format and the crash argument.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
-from meshagent.storage.folders.files import remove_quietly, sync_data, sync_folder
+from meshagent.storage.folders.files import sync_data, sync_folder
 from meshagent.storage.log.direct_io import DirectWriter, open_direct
 
 __all__ = ["TAG_BYTES", "Commit", "LogFile"]
@@ -29,7 +30,8 @@ _HEADER = Struct(f">4s{TAG_BYTES}sQII")  # magic, tag, position, length and sum 
 _SUM = Struct(">I")  # of the header
 HEADER_BYTES = _HEADER.size + _SUM.size
 STEP_BYTES = 2 * 1024 * 1024  # it grows by: a sync of a file that grows takes half as long again
-FILE_BYTES_MAX = 32 * 1024 * 1024  # twice what waits at the most: some of it is safe elsewhere
+FILE_BYTES_MAX = 32 * 1024 * 1024  # half of it may wait before any of it must be folded: 60,000
+# short messages, 16 of the longest. One commit that is longer still has the file to itself.
 ROOM_BYTES = 64 * 1024 * 1024  # with less on the disk it takes no more of that than it has to
 
 
@@ -52,33 +54,34 @@ class LogFile:
         self._direct: DirectWriter | None = None
         self._size = 0
 
-    def open(self, *, create: bool = True) -> None:
-        """Open it or, if asked to, create it; raises OSError."""
-        if not create and not self.path.exists():
-            return
+    def open(self) -> bool:
+        """Open it or create it; whether it was there. Raises OSError.
+
+        Its name, its blocks, and what a killed writer left in the cache are on the disk on return.
+        """
+        was_there = self.path.exists()
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
         self._file = os.open(self.path, flags, 0o600)
         self._size = self.used = os.fstat(self._file).st_size  # until somebody has read it
         if not self._size:
             self._lengthen(STEP_BYTES)
-            sync_data(self._file)
-            sync_folder(self.path.parent)
+        sync_data(self._file)
+        sync_folder(self.path.parent)
         self._direct = open_direct(self.path)
+        return was_there
 
     def close(self) -> None:
-        """Let go of it, and remove it if nothing of it is needed; does nothing when not open."""
+        """Let go of it; does nothing when not open."""
         file, self._file = self._file, -1
         if self._direct is not None:
             self._direct.close()
             self._direct = None
         if file >= 0:
             os.close(file)
-            if not self.used:
-                remove_quietly(self.path)
 
-    def has_room(self, size: int) -> bool:
-        """For a commit of this size."""
-        return self.used + HEADER_BYTES + size <= FILE_BYTES_MAX
+    def has_room(self, size: int, waiting: int = 0) -> bool:
+        """For a commit of this size, and for as much as waits to be folded once more."""
+        return self.used + HEADER_BYTES + size + waiting <= FILE_BYTES_MAX
 
     def append(self, tag: bytes, position: int, content: bytes) -> None:
         """Durable on return; raises OSError, and then it is not there."""
@@ -87,7 +90,7 @@ class LogFile:
         end = self.used + len(data)
         try:
             if end > self._size:
-                self._lengthen(min(FILE_BYTES_MAX, end + STEP_BYTES))
+                self._lengthen(max(end, min(FILE_BYTES_MAX, end + STEP_BYTES)))
                 sync_data(self._file)
             if self._direct is None or not self._direct.append(data, self.used, self._size):
                 self._write(data, self.used)
@@ -100,15 +103,18 @@ class LogFile:
             self._size = end
 
     def rewind(self) -> None:
-        """All of it is safe elsewhere: its room is used again."""
+        """All of it is safe elsewhere: its room is used again. Raises OSError."""
         self.used = 0
+        if self._size > FILE_BYTES_MAX:
+            os.ftruncate(self._file, FILE_BYTES_MAX)
+            self._size = FILE_BYTES_MAX
 
     def read(self, tag: bytes | None) -> list[Commit]:
         """All that stands in it, in order; from now on it is written behind that.
 
         With no tag, whosever it is. One that is not sound stands for all that are missing there.
         """
-        data = os.pread(self._file, FILE_BYTES_MAX, 0) if self._file >= 0 else b""
+        data = os.pread(self._file, self._size, 0)
         found: list[Commit] = []
         at, last = 0, None
         while (header := _next_header(data, at, tag, last)) is not None:
@@ -122,9 +128,6 @@ class LogFile:
             at, last = ends, position
         if found and not found[-1].is_sound:  # cut off
             at -= HEADER_BYTES + len(found.pop().content)
-        if found:  # one whose writer was killed may be here and not on the disk
-            with contextlib.suppress(OSError):  # one that takes nothing: then nothing rests on it
-                sync_data(self._file)
         self.used = at
         return found
 

@@ -69,7 +69,7 @@ class Snapshot:
 
     def step(self) -> bool:
         """Copy some pages; whether that was all."""
-        self._database.journal.fold_all(alone=True)  # what came meanwhile is to be in it
+        self._database.log.fold_all(alone=True)  # what came meanwhile is to be in it
         with self._database.mapped("back up to", self._target):
             return bool(self._backup.step(STEP_PAGES))
 
@@ -77,6 +77,7 @@ class Snapshot:
         """Put the copy in its place, durably."""
         with self._database.mapped("back up to", self._target):
             self._backup.finish()
+            self._database.note_stopped(self._copy)  # it needs no commit log
             self._copy.pragma("journal_mode", "DELETE")  # one file, without companions
             self._copy.close()
         with mapped_errors(self._target, "write"):
@@ -99,7 +100,7 @@ class Snapshot:
 
 def claim(database: Database, agent: str) -> None:
     """Write down whose database this is; raise when it is another agent's."""
-    owner = database.meta().get(_OWNER, "")
+    owner = database.folded().meta().get(_OWNER, "")
     if owner and owner != agent:
         raise StorageError(
             f"The database {database.path} belongs to {owner}, and this agent is {agent}.",
@@ -190,9 +191,8 @@ def _renew(copy: Path, backup: Path, agent: str, run: int) -> None:
                 hint="Restore an older one; nothing was changed.",
                 path=str(backup),
             )
-        database.journal.recover()
         _require_owner(database.meta().get(_OWNER, ""), agent, backup)
-        with database.transaction("restore") as connection:
+        with database.repair() as connection:
             database.mail.start_over(connection)
         database.next_run(run)
     except MeshError as error:

@@ -17,6 +17,7 @@ from typing import Any
 
 from meshagent.core.delivery.mailbox import MailboxModel
 from meshagent.core.model.rows import InEntry, LogEntry, MailStart, NewEpoch, OutEntry, PeerRow, Row
+from meshagent.core.ports import Damage
 from meshagent.errors import MeshError, StorageError
 from meshagent.storage.folders.files import write_private
 from meshagent.storage.mail.tables import EPOCH_BYTES
@@ -52,7 +53,7 @@ class MemoryStore:
         self.commits = 0
         """How many writes were synced."""
         self.at_once = False
-        """Whether `commit_at_once` does so."""
+        """Whether `begin` commits and tells before it returns."""
         self._durable = _Content()
         self._backups: dict[Path, _Content] = {}
         self._open = False
@@ -109,17 +110,11 @@ class MemoryStore:
         if rows or not self._open:
             await self._write(_keeping(rows))
 
-    def commit_at_once(self, rows: Sequence[Row]) -> bool:
-        """As `commit`, before this returns; False unless it is to be so."""
-        if not self.at_once or self._held:
-            return False
-        self._require_open()
-        self._fail_if_asked()
-        self._sync(_keeping(rows))
-        return True
-
     def begin(self, rows: Sequence[Row], then: Callable[[MeshError | None], None]) -> None:
-        """As `commit`, for who does not wait."""
+        """As `commit`, for who does not wait; told before this returns only with `at_once`."""
+        if self.at_once and not self._held:
+            then(self._commit_now(rows))
+            return
         task = asyncio.get_running_loop().create_task(self.commit(rows))
         self._begun.add(task)
 
@@ -130,6 +125,15 @@ class MemoryStore:
             then(error)
 
         task.add_done_callback(done)
+
+    def _commit_now(self, rows: Sequence[Row]) -> MeshError | None:
+        try:
+            self._require_open()
+            self._fail_if_asked()
+            self._sync(_keeping(rows))
+        except MeshError as error:
+            return error
+        return None
 
     async def next_run(self, at_least: int = 0) -> int:
         """A number larger than any returned before, and at least `at_least`."""
@@ -248,12 +252,16 @@ class MemoryStore:
         return {
             "path": ":memory:",
             "journal_mode": "memory",
-            "synchronous": "full",
             "schema": "0",
             "epoch": self._durable.mail.epoch.hex(),
             "wal": "0",
             "quarantined": "0",
         }
+
+    async def damage(self) -> Sequence[Damage]:
+        """Memory does not decay."""
+        self._require_open()
+        return []
 
     async def close(self) -> None:
         """Sync what waits and close; does nothing when not open."""

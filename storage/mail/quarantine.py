@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshagent.core.model.rows import OutRow, StreamStart
+from meshagent.core.model.rows import OutRow, Row, StreamStart, singly
 from meshagent.storage.mail.row_checksums import (
     IN_COLUMNS,
     OUT_CODES,
@@ -21,13 +21,22 @@ from meshagent.storage.mail.row_checksums import (
     read_out,
 )
 from meshagent.storage.mail.schema import MAIL_INDEXES, TABLES, StreamRow, checksum
+from meshagent.storage.mail.sqlite_errors import is_about_a_row
 
 if TYPE_CHECKING:
     import apsw
 
     from meshagent.storage.mail.database import Database
 
-__all__ = ["Lost", "close_gaps", "damaged_mail", "quarantine", "stream_start"]
+__all__ = [
+    "Lost",
+    "close_gaps",
+    "damaged_mail",
+    "quarantine",
+    "sound_streams",
+    "stream_start",
+    "write_singly",
+]
 
 DAMAGED = "its row was damaged on disk"
 PEER, SEQ, IDENT, SETTLED = 3, 4, 5, 11  # where OUT_COLUMNS has them
@@ -64,13 +73,14 @@ def damaged_mail(database: Database) -> list[str]:
 
 def quarantine(database: Database, table: str, damaged: Sequence[_Row]) -> None:
     """Move rows of the outbox or the inbox out of the way, and close the gaps that they leave."""
-    with database.transaction("repair") as connection:
+    with database.repair() as connection:
         # The flipped bit may be in a column that an index knows otherwise: without the indexes
         # the row can be removed, whatever they say.
         for index in MAIL_INDEXES[table]:
             connection.execute(f"DROP INDEX {index}")
         for row in damaged:
-            database.note_damage(connection, table, row[IDENT] or b"?", row[1:])
+            cells = (row[IDENT] or b"?", row[PEER] or b"")
+            database.note_damage(connection, table, cells[0], row[1:], cells[1], cells[0])
             connection.execute(f"DELETE FROM {table} WHERE position = ?", (row[0],))  # noqa: S608
         for sql in MAIL_INDEXES[table].values():
             connection.execute(sql)
@@ -81,8 +91,29 @@ def quarantine(database: Database, table: str, damaged: Sequence[_Row]) -> None:
 
 def close_gaps(connection: apsw.Connection, lost: Sequence[Lost]) -> None:
     """Rows of the outbox are no more: in every stream something stands in for them."""
-    for stream in _streams(connection):
+    for stream in sound_streams(connection):
         _close_gaps(connection, stream, lost)
+
+
+def write_singly(
+    database: Database, connection: apsw.Connection, rows: Sequence[Row]
+) -> list[Lost]:
+    """One row that can't be kept must not stop all others: it is set aside, and named. Returns
+    the messages of ours among them: something has to stand in for their numbers."""
+    lost: list[Lost] = []
+    for row in singly(rows):
+        try:
+            with connection:
+                database.mail.write(connection, [row])
+        except Exception as error:
+            if not is_about_a_row(error):
+                raise
+            ident = str(getattr(row, "id", "?")).encode()
+            peer = str(getattr(row, "peer", getattr(row, "sender", ""))).encode()
+            database.note_damage(connection, "log", ident, [row], peer, ident, repr(error))
+            if isinstance(row, OutRow):
+                lost.append(Lost(peer, row.seq, ident, 0))
+    return lost
 
 
 def stream_start(connection: apsw.Connection, row: StreamRow) -> StreamStart:
@@ -94,7 +125,7 @@ def stream_start(connection: apsw.Connection, row: StreamRow) -> StreamStart:
     return StreamStart(row.peer, floor, row.next_seq)
 
 
-def _streams(connection: apsw.Connection) -> list[StreamRow]:
+def sound_streams(connection: apsw.Connection) -> list[StreamRow]:
     """Those that are sound; the others make delivery start over when it begins."""
     table = TABLES[StreamRow]
     rows: list[Any] = connection.execute(table.scan).fetchall()

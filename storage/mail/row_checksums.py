@@ -80,9 +80,6 @@ IN_COLUMNS = (
 )
 
 
-# In rows of earlier days the mark of a new one is empty: `mark or UNMARKED`.
-
-
 def _seal(text: str, body: bytes = b"") -> bytes:
     return blake2b(text.encode() + body, digest_size=CHECKSUM_BYTES).digest()
 
@@ -132,7 +129,7 @@ def in_values(row: InRow) -> tuple[Value, ...]:
 
 def settled(mark: bytes, ident: str, state: int, changed_ms: int, reason: str) -> bytes:
     """The mark of a row that becomes settled; one that does not fit now will not fit then."""
-    if (mark or UNMARKED) != out_mark(ident, state, 0, changed_ms, reason):
+    if mark != out_mark(ident, state, 0, changed_ms, reason):
         return mark
     return out_mark(ident, state, 1, changed_ms, reason)
 
@@ -149,7 +146,7 @@ def advanced(
     new_reason: str,
 ) -> bytes:
     """The mark of a row of which a receipt came; one that does not fit now will not fit then."""
-    if (mark or UNMARKED) != out_mark(ident, state, settled, changed_ms, reason):
+    if mark != out_mark(ident, state, settled, changed_ms, reason):
         return mark
     return out_mark(ident, new_state, settled, at_ms, new_reason)
 
@@ -172,7 +169,7 @@ def read_out(row: Sequence[Any]) -> OutEntry | None:
         peer, ident, reason = peer_bytes.decode(), id_bytes.decode(), why.decode()
         if seal != _out_seal(peer, seq, ident, expires_ms, body):
             return None
-        if (mark or UNMARKED) != out_mark(ident, state, settled, changed_ms, reason):
+        if mark != out_mark(ident, state, settled, changed_ms, reason):
             return None
         opened = summarize(body)
         return OutEntry(
@@ -190,7 +187,7 @@ def read_in(row: Sequence[Any]) -> InEntry | None:
         sender, ident = sender_bytes.decode(), id_bytes.decode()
         if seal != _in_seal(sender, ident, received_ms, body):
             return None
-        if (mark or UNMARKED) != in_mark(ident, state, failures, changed_ms):
+        if mark != in_mark(ident, state, failures, changed_ms):
             return None
         return InEntry(
             at, sender, ident, body, received_ms, IN_STATES[state], failures,

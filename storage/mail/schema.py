@@ -1,8 +1,7 @@
-"""What the database holds: its tables, how each small row is written and checked, and how an older
-file becomes a current one. How messages are written and checked is in sealing.py.
+"""What the database holds: its tables, and how each small row is written and checked. How messages
+are written and checked is in row_checksums.py.
 
-Never runs a statement. Invariants: a migration that has shipped is never edited, only followed by
-another; a row's checksum covers every column that its reader looks at.
+Never runs a statement. Invariant: a row's checksum covers every column that its reader looks at.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from meshagent.core.model.rows import PeerRow, Row, Watermark
 
 __all__ = [
     "MAIL_INDEXES",
-    "MIGRATIONS",
+    "SCHEMA",
     "SCHEMA_VERSION",
     "TABLES",
     "TEXT_TABLES",
     "MetaRow",
-    "Migration",
     "StreamRow",
     "Table",
     "Value",
@@ -62,6 +60,8 @@ class Table:
     columns: tuple[str, ...]
     encode: Callable[[Any], tuple[Value, ...]]
     decode: Callable[[Sequence[bytes]], Any]
+    peer_column: int | None = None
+    """Which one names a peer."""
     renewed: bool = False
     """Whether a row that is put again becomes the youngest: `scan` goes by age."""
 
@@ -97,15 +97,6 @@ class Table:
         return f"DELETE FROM {self.name} WHERE rowid = ?"  # noqa: S608
 
 
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """One step from a schema to the next, in a transaction of its own."""
-
-    version: int
-    name: str
-    statements: tuple[str, ...]
-
-
 # Unique: an id names one message; a number, one of those that are not settled. The rest is what
 # is asked for often: what has come and waits, what expires next, what may be dropped first.
 MAIL_INDEXES = {
@@ -136,57 +127,40 @@ TEXT_TABLES = {
     for name in ("outbox_text", "inbox_text")
 }
 
-MIGRATIONS = (
-    Migration(
-        1,
-        "peers, runs and quarantine",
-        (
-            "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum BLOB NOT NULL)",
-            "CREATE TABLE peers(agent TEXT PRIMARY KEY, key BLOB NOT NULL, "
-            "addresses TEXT NOT NULL, checksum BLOB NOT NULL)",
-            "CREATE TABLE quarantine(id INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT NOT NULL, "
-            "row_key TEXT NOT NULL, reason TEXT NOT NULL, content BLOB NOT NULL, "
-            "found_at TEXT NOT NULL)",
-        ),
-    ),
-    Migration(
-        2,
-        "outbox, inbox, watermarks and full text",
-        (
-            "CREATE TABLE outbox(position INTEGER PRIMARY KEY AUTOINCREMENT, peer TEXT NOT NULL, "
-            "seq INTEGER NOT NULL, id TEXT NOT NULL, expires_ms INTEGER NOT NULL, "
-            "size INTEGER NOT NULL, checksum BLOB NOT NULL, state INTEGER NOT NULL DEFAULT 0, "
-            "settled INTEGER NOT NULL DEFAULT 0, changed_ms INTEGER NOT NULL DEFAULT 0, "
-            "reason TEXT NOT NULL DEFAULT '', mark BLOB NOT NULL DEFAULT x'', body BLOB NOT NULL)",
-            "CREATE TABLE inbox(position INTEGER PRIMARY KEY AUTOINCREMENT, sender TEXT NOT NULL, "
-            "id TEXT NOT NULL, received_ms INTEGER NOT NULL, size INTEGER NOT NULL, "
-            "checksum BLOB NOT NULL, state INTEGER NOT NULL DEFAULT 0, "
-            "failures INTEGER NOT NULL DEFAULT 0, changed_ms INTEGER NOT NULL DEFAULT 0, "
-            "mark BLOB NOT NULL DEFAULT x'', body BLOB NOT NULL)",
-            "CREATE TABLE streams(peer TEXT PRIMARY KEY, next_seq INTEGER NOT NULL, "
-            "checksum BLOB NOT NULL)",
-            "CREATE TABLE watermarks(key TEXT PRIMARY KEY, sender TEXT NOT NULL, "
-            "epoch TEXT NOT NULL, seq INTEGER NOT NULL, last BLOB NOT NULL, "
-            "exceptions TEXT NOT NULL, checksum BLOB NOT NULL)",
-            "CREATE INDEX watermarks_sender ON watermarks(sender)",
-            "CREATE TABLE attached(sha256 BLOB NOT NULL, direction TEXT NOT NULL, "
-            "peer TEXT NOT NULL, id TEXT NOT NULL, PRIMARY KEY(sha256, direction, peer, id)) "
-            "WITHOUT ROWID",
-            *(sql for indexes in MAIL_INDEXES.values() for sql in indexes.values()),
-            *TEXT_TABLES.values(),
-        ),
-    ),
-    Migration(
-        3,
-        "journal",
-        (
-            "CREATE TABLE journal(position INTEGER PRIMARY KEY, checksum BLOB NOT NULL, "
-            "content BLOB NOT NULL)",
-        ),
-    ),
-    Migration(4, "journal in a file of its own", ("DROP TABLE journal",)),
+_NO_MARK = "x'" + "00" * 15 + "'"  # row_checksums.UNMARKED
+
+SCHEMA_VERSION = 5  # 1 to 4 were those of 0.1.0, which kept some rows past the log
+SCHEMA = (
+    "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum BLOB NOT NULL)",
+    "CREATE TABLE peers(agent TEXT PRIMARY KEY, key BLOB NOT NULL, "
+    "addresses TEXT NOT NULL, checksum BLOB NOT NULL)",
+    "CREATE TABLE quarantine(id INTEGER PRIMARY KEY AUTOINCREMENT, origin TEXT NOT NULL, "
+    "row_key TEXT NOT NULL, peer TEXT NOT NULL, message_id TEXT NOT NULL, reason TEXT NOT NULL, "
+    "content BLOB NOT NULL, found_at TEXT NOT NULL)",
+    "CREATE TABLE outbox(position INTEGER PRIMARY KEY AUTOINCREMENT, peer TEXT NOT NULL, "
+    "seq INTEGER NOT NULL, id TEXT NOT NULL, expires_ms INTEGER NOT NULL, "
+    "size INTEGER NOT NULL, checksum BLOB NOT NULL, state INTEGER NOT NULL DEFAULT 0, "
+    "settled INTEGER NOT NULL DEFAULT 0, changed_ms INTEGER NOT NULL DEFAULT 0, "
+    f"reason TEXT NOT NULL DEFAULT '', mark BLOB NOT NULL DEFAULT {_NO_MARK}, "
+    "body BLOB NOT NULL)",
+    "CREATE TABLE inbox(position INTEGER PRIMARY KEY AUTOINCREMENT, sender TEXT NOT NULL, "
+    "id TEXT NOT NULL, received_ms INTEGER NOT NULL, size INTEGER NOT NULL, "
+    "checksum BLOB NOT NULL, state INTEGER NOT NULL DEFAULT 0, "
+    "failures INTEGER NOT NULL DEFAULT 0, changed_ms INTEGER NOT NULL DEFAULT 0, "
+    f"mark BLOB NOT NULL DEFAULT {_NO_MARK}, body BLOB NOT NULL)",
+    "CREATE TABLE streams(peer TEXT PRIMARY KEY, next_seq INTEGER NOT NULL, "
+    "checksum BLOB NOT NULL)",
+    "CREATE TABLE watermarks(key TEXT PRIMARY KEY, sender TEXT NOT NULL, "
+    "epoch TEXT NOT NULL, seq INTEGER NOT NULL, last BLOB NOT NULL, "
+    "exceptions TEXT NOT NULL, checksum BLOB NOT NULL)",
+    "CREATE INDEX watermarks_sender ON watermarks(sender)",
+    "CREATE TABLE attached(sha256 BLOB NOT NULL, direction TEXT NOT NULL, "
+    "peer TEXT NOT NULL, id TEXT NOT NULL, PRIMARY KEY(sha256, direction, peer, id)) "
+    "WITHOUT ROWID",
+    *(sql for indexes in MAIL_INDEXES.values() for sql in indexes.values()),
+    *TEXT_TABLES.values(),
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
-SCHEMA_VERSION = MIGRATIONS[-1].version
 
 
 def _encode_peer(row: PeerRow) -> tuple[Value, ...]:
@@ -232,13 +206,14 @@ def _decode_watermark(columns: Sequence[bytes]) -> Watermark:
 
 TABLES: dict[type, Table] = {
     MetaRow: Table("meta", ("key", "value"), _encode_meta, _decode_meta),
-    PeerRow: Table("peers", ("agent", "key", "addresses"), _encode_peer, _decode_peer),
-    StreamRow: Table("streams", ("peer", "next_seq"), _encode_stream, _decode_stream),
+    PeerRow: Table("peers", ("agent", "key", "addresses"), _encode_peer, _decode_peer, 0),
+    StreamRow: Table("streams", ("peer", "next_seq"), _encode_stream, _decode_stream, 0),
     Watermark: Table(
         "watermarks",
         ("key", "sender", "epoch", "seq", "last", "exceptions"),
         _encode_watermark,
         _decode_watermark,
+        peer_column=1,
         renewed=True,
     ),
 }

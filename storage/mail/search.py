@@ -123,9 +123,9 @@ class SearchIndex:
         """By position, upwards."""
         holders = ", ".join(map(str, positions))
         where = f"position IN ({holders}) ORDER BY position"
-        mail = self._database.mail
+        reader = self._database.reader
         rows: Sequence[OutEntry | InEntry] = (
-            mail.read_out(where, ()) if direction == "out" else mail.read_in(where, ())
+            reader.read_out(where, ()) if direction == "out" else reader.read_in(where, ())
         )
         return [log_entry(row) for row in rows]
 

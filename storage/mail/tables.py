@@ -1,31 +1,30 @@
-"""Outbox, inbox, streams and watermarks as tables: how rows change them, and what can be asked.
+"""Outbox, inbox, streams and watermarks as tables: how rows change them.
 
-Decides what each row means for what is kept; never begins a transaction for a write, and never
-decides what is sent. Invariants: the numbers of a stream have no gap and are never given twice in
-one epoch; a state is replaced only by one of a larger rank; a message that came is kept once.
+Decides what each row means for what is kept; never begins a transaction, and never decides what is
+sent. What can be asked is in table_reader.py. Invariants: the numbers of a stream have no gap and
+are never given twice in one epoch; a state is replaced only by one of a larger rank; a message that
+came is kept once.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from meshagent.core.delivery.mailbox import FOUND_MAX, WATERMARKS_PER_SENDER_MAX, misnumbered
+from meshagent.core.delivery.mailbox import WATERMARKS_PER_SENDER_MAX, misnumbered
 from meshagent.core.model.rows import (
     Arrived,
     Delivered,
     InBatch,
-    InEntry,
     InRow,
     InState,
-    MailStart,
     NewEpoch,
     OutBatch,
-    OutEntry,
     OutRow,
     OutState,
+    PeerRow,
     ReceiptRow,
     Row,
     TurnedAway,
@@ -34,16 +33,11 @@ from meshagent.core.model.rows import (
 from meshagent.errors import CorruptFile
 from meshagent.storage.mail.attachment_index import hold, note_sent, release
 from meshagent.storage.mail.bulk_statements import write_rows
-from meshagent.storage.mail.quarantine import quarantine, stream_start
+from meshagent.storage.mail.quarantine import sound_streams
 from meshagent.storage.mail.row_checksums import (
     IN_CODES,
-    IN_COLUMNS,
     IN_DONE,
-    IN_OPEN,
-    IN_RECEIVING,
-    IN_UNREAD,
     OUT_CODES,
-    OUT_COLUMNS,
     OUT_DELIVERED,
     OUT_WAITING,
     REPLACES_BELOW,
@@ -54,8 +48,6 @@ from meshagent.storage.mail.row_checksums import (
     in_values,
     out_mark,
     out_values,
-    read_in,
-    read_out,
     renumbered,
     settled,
 )
@@ -76,7 +68,6 @@ __all__ = ["EPOCH_BYTES", "MailTables"]
 
 EPOCH_BYTES = 8
 RENUMBER_ROWS = 1_000  # read at once, so that memory stays flat whatever waits
-POSITION_MAX = 2**63 - 1
 UNFIT = b"?"  # no checksum has this length
 
 _PUT_OUT = (
@@ -136,10 +127,6 @@ _DROP_OLD_WATERMARKS = (
     "WHERE sender = ?1 ORDER BY rowid DESC LIMIT 1 OFFSET ?2)"
 )
 
-_VISIBLE = f"AND state < {IN_RECEIVING}"
-
-Entry = TypeVar("Entry", OutEntry, InEntry)
-
 
 def _on_damage(function: Callable[..., bytes]) -> Callable[..., bytes]:
     """For SQL: a cell that is not what it was written as must leave a row that does not fit."""
@@ -169,12 +156,14 @@ class MailTables:
             )
 
     def forget_numbers(self) -> None:
-        """The tables know them: the journal is empty."""
+        """The tables know them: no commit waits."""
         self._numbers.clear()
 
     # -- writing, inside a transaction --------------------------------------------------------
 
-    def numbers_after(self, connection: apsw.Connection, rows: Sequence[Row]) -> dict[str, int]:
+    def numbers_after(
+        self, connection: apsw.Connection, rows: Sequence[Row | MetaRow]
+    ) -> dict[str, int]:
         """The next number for each peer once these are kept; all must be next in line."""
         after: dict[str, int] = {}
         for row in rows:
@@ -185,7 +174,7 @@ class MailTables:
             else:
                 continue
             known = after.get(row.peer) or self._numbers.get(row.peer)
-            expected = known or self._next_seq(connection, row.peer)
+            expected = known or self.next_seq(connection, row.peer)
             if first != expected:
                 raise misnumbered(row.peer, ident, first, expected)
             after[row.peer] = end
@@ -195,18 +184,34 @@ class MailTables:
         """Rows have got these: their commit has succeeded."""
         self._numbers.update(numbers)
 
-    def write_anew(self, connection: apsw.Connection, rows: Sequence[Row]) -> None:
-        """Rows among which numbers begin anew; the journal is empty."""
-        for anew, stretch in groupby(rows, lambda row: type(row) is NewEpoch):
-            part = list(stretch)
-            if not anew:
+    def numbers_by_trial(
+        self, connection: apsw.Connection, rows: Sequence[Row | MetaRow]
+    ) -> dict[str, int]:
+        """The next number for every peer once these are kept, among which numbers may begin anew.
+
+        Writes them: in a transaction that is given up, while no commit waits to be folded.
+        """
+        self.forget_numbers()
+        try:
+            for part in _parts(rows):
                 self.note_numbers(self.numbers_after(connection, part))
                 self.write(connection, part)
-            for row in part:
-                if isinstance(row, NewEpoch):
-                    self._renumber(connection, row.epoch)
+                if isinstance(part[0], NewEpoch):
+                    self.forget_numbers()  # those in the tables count
+        finally:
+            self.forget_numbers()
+        streams = sound_streams(connection)
+        return {stream.peer: stream.next_seq for stream in streams}
 
-    def write(self, connection: apsw.Connection, rows: Sequence[Row]) -> None:
+    def write(self, connection: apsw.Connection, rows: Sequence[Row | MetaRow]) -> None:
+        """What they say, in their order."""
+        for part in _parts(rows) if NewEpoch in map(type, rows) else (rows,):
+            if part and isinstance(part[0], NewEpoch):
+                self._renumber(connection, part[0].epoch)
+            else:
+                self._write(connection, part)
+
+    def _write(self, connection: apsw.Connection, rows: Sequence[Row | MetaRow]) -> None:
         """Rows of one kind go together; kinds whose order means nothing pass each other."""
         new_out: list[OutRow] = []
         out_news: list[OutState | Delivered | ReceiptRow] = []
@@ -229,6 +234,9 @@ class MailTables:
                 in_news.clear()
                 for row in stretch:
                     release(self._database, connection, row)
+            elif kind is PeerRow or kind is MetaRow:
+                for row in stretch:
+                    connection.execute(*encode_row(row))
             elif kind is OutBatch or kind is InBatch:
                 together = new_out if kind is OutBatch else new_in
                 for row in stretch:
@@ -277,7 +285,8 @@ class MailTables:
         for peer, last in {row.peer: row.seq for row in new}.items():
             connection.execute(*encode_row(StreamRow(peer, last + 1)))
 
-    def _next_seq(self, connection: apsw.Connection, peer: str) -> int:
+    def next_seq(self, connection: apsw.Connection, peer: str) -> int:
+        """Which number the next message for this peer gets, as the tables know."""
         table = TABLES[StreamRow]
         for _, found, *cells in connection.execute(f"{table.select} WHERE peer = ?", (peer,)):
             if found != checksum(table.name, [cell or b"" for cell in cells]):
@@ -329,11 +338,12 @@ class MailTables:
                 connection.execute(_DROP_OLD_WATERMARKS, (mark.sender, WATERMARKS_PER_SENDER_MAX))
 
     def start_over(self, connection: apsw.Connection) -> None:
-        """Numbers can't be trusted any more: all that waits gets new ones, in a new epoch."""
+        """Numbers can't be trusted any more: all that is pending gets new ones, in a new epoch. No
+        commit waits to be folded."""
+        self.forget_numbers()
         self._renumber(connection, secrets.token_bytes(EPOCH_BYTES))
 
     def _renumber(self, connection: apsw.Connection, epoch: bytes) -> None:
-        self.forget_numbers()
         connection.execute(*encode_row(MetaRow("epoch", epoch.hex())))
         found: list[Any] = connection.execute(
             "SELECT CAST(peer AS BLOB) FROM streams "
@@ -361,117 +371,14 @@ class MailTables:
             connection.executemany(_RENUMBER_OUT, numbered)
             number, last = number + len(rows), rows[-1][1]
 
-    # -- asking -------------------------------------------------------------------------------
 
-    def start(self) -> MailStart:
-        """Where delivery stands."""
-        streams: list[StreamRow] = self._database.scan(TABLES[StreamRow], self.start_over)
-        marks: list[Watermark] = self._database.scan(TABLES[Watermark])
-        with self._database.mapped("read"):
-            floors = [stream_start(self._database.connected(), row) for row in streams]
-        unread = self._database.value(
-            f"SELECT count(*) FROM inbox WHERE state < {IN_OPEN}"  # noqa: S608
-        )
-        rows = self.read_out(f"settled = 1 AND state < {OUT_WAITING}", ())
-        taken = [(each.peer, each.id) for each in rows]
-        return MailStart(self._database.epoch(), tuple(floors), tuple(marks), unread, tuple(taken))
-
-    def pending(self, peer: str, first: int, limit: int) -> list[OutEntry]:
-        """Not settled, from a number on."""
-        where = "peer = ? AND settled = 0 AND seq >= ? ORDER BY seq LIMIT ?"
-        return self.read_out(where, (peer, first, limit))
-
-    def due(self, now_ms: int, limit: int) -> list[OutEntry]:
-        """Their time is up, and no answer has come."""
-        where = (
-            "expires_ms > 0 AND expires_ms <= ? AND state < 2 AND settled = 0 "
-            "ORDER BY expires_ms LIMIT ?"
-        )
-        return self.read_out(where, (now_ms, limit))
-
-    def next_expiry(self) -> int | None:
-        """The earliest time at which `due` has something."""
-        found: int | None = self._database.value(
-            "SELECT min(expires_ms) FROM outbox WHERE expires_ms > 0 AND state < 2 AND settled = 0"
-        )
-        return found
-
-    def outbox(self, limit: int, ended: bool) -> list[OutEntry]:
-        """By age."""
-        if ended:
-            return self.read_out("TRUE ORDER BY position LIMIT ?", (limit,))
-        where = (
-            "position IN (SELECT position FROM outbox INDEXED BY outbox_pending "  # noqa: S608
-            f"WHERE settled = 0 AND state < {OUT_WAITING} UNION ALL SELECT position FROM outbox "
-            f"WHERE settled = 1 AND state < {OUT_WAITING} ORDER BY position LIMIT ?) "
-            "ORDER BY position"
-        )
-        return self.read_out(where, (limit,))
-
-    def withdrawn(self) -> int:
-        """Those that ended here, and whose numbers are not settled."""
-        return int(
-            self._database.value(
-                "SELECT count(*) FROM outbox INDEXED BY outbox_pending "  # noqa: S608
-                f"WHERE settled = 0 AND state >= {OUT_WAITING} AND state < {OUT_DELIVERED}"
-            )
-        )
-
-    def outgoing(self, prefix: str) -> list[OutEntry]:
-        """Those whose id begins so."""
-        return self.read_out("id >= ? AND id < ? ORDER BY id LIMIT ?", _range(prefix))
-
-    def inbox(self, after: int, limit: int, unread: bool) -> list[InEntry]:
-        """Beyond a position."""
-        still = f"AND state < {IN_OPEN if unread else IN_RECEIVING}"
-        return self.read_in(f"position > ? {still} ORDER BY position LIMIT ?", (after, limit))
-
-    def recent(self, limit: int, upto: int | None, unseen: bool) -> list[InEntry]:
-        """The newest up to a position, oldest of them first."""
-        # The index holds what is open; SQLite takes it when the query has the same words.
-        still = f"AND state < {IN_OPEN} AND state = {IN_UNREAD}" if unseen else _VISIBLE
-        where = f"position <= ? {still} ORDER BY position DESC LIMIT ?"
-        bound = POSITION_MAX if upto is None else upto
-        return self.read_in(where, (bound, limit))[::-1]
-
-    def newest(self) -> int:
-        """The largest position in the inbox."""
-        return int(self._database.value("SELECT coalesce(max(position), 0) FROM inbox"))
-
-    def receiving(self) -> list[InEntry]:
-        """Those that are held, oldest first."""
-        return self.read_in(f"state = {IN_RECEIVING} ORDER BY position", ())
-
-    def incoming(self, prefix: str) -> list[InEntry]:
-        """Those whose id begins so."""
-        return self.read_in("id >= ? AND id < ? ORDER BY id LIMIT ?", _range(prefix))
-
-    def read_out(self, where: str, values: tuple[Any, ...]) -> list[OutEntry]:
-        """The sound rows of the outbox that fit."""
-        sql = f"SELECT {OUT_COLUMNS} FROM outbox WHERE {where}"  # noqa: S608
-        return self._read("outbox", sql, values, read_out)
-
-    def read_in(self, where: str, values: tuple[Any, ...]) -> list[InEntry]:
-        """The sound rows of the inbox that fit."""
-        sql = f"SELECT {IN_COLUMNS} FROM inbox WHERE {where}"  # noqa: S608
-        return self._read("inbox", sql, values, read_in)
-
-    def _read(
-        self,
-        table: str,
-        sql: str,
-        values: tuple[Any, ...],
-        open_row: Callable[[Sequence[Any]], Entry | None],
-    ) -> list[Entry]:
-        while True:
-            with self._database.mapped("read"):
-                rows = self._database.connected().execute(sql, values).fetchall()
-            entries = [open_row(row) for row in rows]
-            damaged = [row for row, entry in zip(rows, entries, strict=True) if entry is None]
-            if not damaged:
-                return [entry for entry in entries if entry is not None]
-            # Each round removes some, so this ends; the rest of what was asked for moves up.
-            quarantine(self._database, table, damaged)
+def _parts(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """The same rows, each NewEpoch alone."""
+    for anew, stretch in groupby(rows, lambda row: type(row) is NewEpoch):
+        if anew:
+            yield from ([row] for row in stretch)
+        else:
+            yield list(stretch)
 
 
 def _put_out(
@@ -515,9 +422,3 @@ def _in_news(row: InState) -> tuple[Any, ...]:
     code = IN_CODES[row.state]
     mark = in_mark(row.id, code, row.failures, row.at_ms)
     return code, row.failures, row.at_ms, mark, row.id, row.sender
-
-
-def _range(prefix: str) -> tuple[str, str, int]:
-    """Ids that begin so, as bounds: an index finds them."""
-    clean = prefix.encode("utf-8", "replace").decode("utf-8")
-    return clean, clean + "\U0010ffff", FOUND_MAX

@@ -21,7 +21,7 @@ from meshagent.core.model.messages import Message, pack_body
 from meshagent.core.model.peers import AgentId, LinkId
 from meshagent.core.model.rows import InState, PeerRow, Row, Watermark
 from meshagent.core.wire.frames import Mail
-from meshagent.errors import StorageError, UsageError
+from meshagent.errors import MeshError, StorageError, UsageError
 from meshagent.node import driver as driver_module
 from meshagent.node.driver import Driver, Profile
 from meshagent.node.received import Receipt
@@ -322,13 +322,14 @@ class Interrupted(MemoryStore):
     keeps: bool | None = None
     """Whether that commit is on the disk then."""
 
-    def commit_at_once(self, rows: Sequence[Row]) -> bool:
+    def begin(self, rows: Sequence[Row], then: Callable[[MeshError | None], None]) -> None:
         keeps, self.keeps = self.keeps, None
-        if keeps is None or keeps:
-            super().commit_at_once(rows)
-        if keeps is not None:
-            raise KeyboardInterrupt
-        return True
+        if keeps is None:
+            super().begin(rows, then)
+            return
+        if keeps:
+            super().begin(rows, lambda error: asyncio.get_running_loop().call_soon(then, error))
+        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -403,7 +404,6 @@ def test_what_is_at_the_disk_when_the_node_ends_hears_how_it_ended_there(
 
     async def whole() -> None:
         store = SqliteStore(tmp_path / "mesh.db")
-        monkeypatch.setattr(SqliteStore, "commit_at_once", lambda store, rows: False)
         driver = node(store)
         await driver.start("127.0.0.1", [0])
         monkeypatch.setattr(Database, "write", write)

@@ -25,11 +25,11 @@ class Counting(MemoryStore):
         self.made: list[list[str]] = []
         self.rows: dict[str, OutRow] = {}
 
-    def commit_at_once(self, rows: Sequence[Row]) -> bool:
+    def begin(self, rows: Sequence[Row], then: Callable[[MeshError | None], None]) -> None:
         new = {row.id: row for row in singly(rows) if isinstance(row, OutRow)}
         self.made.append(list(new))
         self.rows |= new
-        return True
+        then(None)
 
 
 def run(script: Callable[[Submissions, Counting], Coroutine[Any, Any, None]]) -> None:

@@ -25,11 +25,7 @@ def later(self, rows, then):
     loop.call_soon(then, None)
     loop.call_later(2.0, lambda: begin(self, rows, lambda error: None))  # after its death
 
-def at_once(self, rows):
-    later(self, rows, lambda error: None)
-    return True
-
-SqliteStore.begin, SqliteStore.commit_at_once = later, at_once
+SqliteStore.begin = later
 """
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshagent.storage.log import log_file as commits_module
+from meshagent.storage.log import log_file as file_module
 from meshagent.storage.log.log_file import HEADER_BYTES, MAGIC, TAG_BYTES, Commit, LogFile
 
 TAG, OTHER = b"t" * TAG_BYTES, b"o" * TAG_BYTES
@@ -18,7 +18,7 @@ CONTENTS = [b"first", b"", b"the third, with " + MAGIC + b" in it", b"\0" * 40, 
 @pytest.fixture(params=["directly", "by the cache"])
 def path(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
     if request.param == "by the cache":
-        monkeypatch.setattr(commits_module, "open_direct", lambda path: None)
+        monkeypatch.setattr(file_module, "open_direct", lambda path: None)
     return tmp_path / "commits"
 
 
@@ -36,9 +36,8 @@ def written(path: Path, contents: list[bytes], first: int = 1, tag: bytes = TAG)
 
 def found(path: Path, tag: bytes | None = TAG) -> list[Commit]:
     file = LogFile(path)
-    file.open(create=False)
+    file.open()
     commits = file.read(tag)
-    file.used = file.used or 1  # it stays
     file.close()
     return commits
 
@@ -86,20 +85,54 @@ def test_whichever_byte_has_decayed_no_other_commit_is_lost_or_changed(path: Pat
         assert named == ([] if hit == 4 else [hit + 1]), at
 
 
-def test_what_is_found_is_on_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its writer may have been killed before it was."""
+@pytest.mark.parametrize("is_new", [True, False])
+def test_name_and_blocks_are_on_the_disk_before_anything_rests_on_them(
+    path: Path, is_new: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made the file may have been killed before they were."""
+    if not is_new:
+        written(path, CONTENTS)
+    seen: list[str] = []
+    monkeypatch.setattr(file_module, "sync_data", lambda file: seen.append("file"))
+    monkeypatch.setattr(file_module, "sync_folder", lambda folder: seen.append(folder.name))
+    file = LogFile(path)
+    assert file.open() is not is_new
+    assert seen == ["file", path.parent.name]
+    assert file.read(TAG) == ([] if is_new else as_appended(5))
+    file.close()
+
+
+def test_a_file_that_cannot_be_synced_is_not_opened(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
     written(path, CONTENTS)
-    synced: list[int] = []
-    monkeypatch.setattr(commits_module, "sync_data", synced.append)
-    assert found(path, OTHER) == synced == []
+    for name in ("sync_data", "sync_folder"):
+        with monkeypatch.context() as patch:
+            patch.setattr(file_module, name, broken)
+            file = LogFile(path)
+            with pytest.raises(OSError, match="broken"):
+                file.open()
+            file.close()
     assert found(path) == as_appended(5)
-    assert len(synced) == 1
 
-    def read_only(descriptor: int) -> None:
-        raise OSError(errno.EROFS, "read-only")
 
-    monkeypatch.setattr(commits_module, "sync_data", read_only)
-    assert found(path) == as_appended(5), "whoever only asks gets an answer"
+def test_one_commit_that_is_longer_than_the_file_may_be_has_it_to_itself(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_module, "FILE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(file_module, "STEP_BYTES", 500)
+    file = LogFile(path)
+    file.open()
+    file.append(TAG, 1, b"x" * 5_000)
+    assert found(path) == [Commit(1, b"x" * 5_000)]
+    file.rewind()
+    assert path.stat().st_size == 1_000
+    file.append(TAG, 2, b"y")
+    file.close()
+    assert found(path) == [Commit(2, b"y")]
 
 
 def test_what_was_left_from_before_it_was_begun_anew_is_not_taken_for_news(path: Path) -> None:
@@ -149,11 +182,11 @@ def test_one_that_failed_is_not_there(
 
     with monkeypatch.context() as patch:
         if call == "sync_data":
-            patch.setattr(commits_module, "open_direct", lambda path: None)
+            patch.setattr(file_module, "open_direct", lambda path: None)
             file.close()
             file.open()
             assert file.read(TAG) == as_appended(1)
-            patch.setattr(commits_module, call, done_and_failed)
+            patch.setattr(file_module, call, done_and_failed)
         else:
             patch.setattr(os, "pwrite", partly if call == "partly" else done_and_failed)
         with pytest.raises(OSError, match=r"full|broken"):
@@ -169,7 +202,7 @@ def test_a_write_that_was_taken_in_parts_is_whole(
 ) -> None:
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda file, data, at: real(file, data[:7], at))
-    monkeypatch.setattr(commits_module, "STEP_BYTES", 50)
+    monkeypatch.setattr(file_module, "STEP_BYTES", 50)
     written(path, CONTENTS)
     assert found(path) == as_appended(5)
 
@@ -177,13 +210,13 @@ def test_a_write_that_was_taken_in_parts_is_whole(
 def test_it_grows_by_steps_and_on_a_disk_with_little_room_by_no_more_than_it_needs(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commits_module, "STEP_BYTES", 100)
+    monkeypatch.setattr(file_module, "STEP_BYTES", 100)
     file = LogFile(path)
     file.open()
     assert path.stat().st_size == 100
     file.append(TAG, 1, b"x" * 80)
     assert path.stat().st_size == file.used + 100
-    monkeypatch.setattr(commits_module, "ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr(file_module, "ROOM_BYTES", 1 << 60)
     file.append(TAG, 2, b"x" * 200)
     assert path.stat().st_size == file.used
     file.append(TAG, 3, b"x" * 200)

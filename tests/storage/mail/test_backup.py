@@ -361,7 +361,7 @@ def test_a_bad_backup_is_refused_and_nothing_changes(path: Path, copy: Path) -> 
     refused(copy, path, CorruptFile, "not a database")
     copy.write_bytes(whole)
     connection = apsw.Connection(str(copy))
-    connection.execute("INSERT INTO migrations VALUES(99, 'later', '')")
+    connection.pragma("user_version", 99)
     connection.close()
     refused(copy, path, StorageError, f"knows {SCHEMA_VERSION}")
     copy.unlink()

@@ -11,7 +11,7 @@ from storage.mail.mail_rows import PEER, out
 
 from meshagent.core.model.rows import PeerRow
 from meshagent.core.ports import Store
-from meshagent.errors import StorageError
+from meshagent.errors import MeshError, StorageError
 from meshagent.storage.mail.memory_store import MemoryStore
 from meshagent.storage.mail.sqlite_store import SqliteStore
 
@@ -99,7 +99,6 @@ def test_the_epoch_stays_with_the_database(store: Store) -> None:
 def test_facts_name_what_doctor_shows(store: Store) -> None:
     async def script(store: Store) -> None:
         facts = await store.facts()
-        assert facts["synchronous"] == "full"
         assert facts["quarantined"] == "0"
         assert {"path", "journal_mode", "schema", "epoch"} <= set(facts)
         assert all(isinstance(value, str) for value in facts.values())
@@ -146,20 +145,45 @@ def test_close_finishes_what_waits(store: Store) -> None:
     asyncio.run(script())
 
 
-def test_a_commit_at_once_is_a_commit_or_nothing(store: Store) -> None:
+def test_what_was_begun_is_told_once_and_kept_in_order(store: Store) -> None:
     if isinstance(store, MemoryStore):
         store.at_once = True
-    done: list[bool] = []
+    told: list[int] = []
 
     async def write(store: Store) -> None:
-        for number in range(1, 20):
-            done.append(store.commit_at_once([out(number)]))
-            if not done[-1]:
-                assert number not in [entry.seq for entry in await store.pending(PEER, 1, 99)]
-                await store.commit([out(number)])
+        for number in range(1, 40):
+            store.begin([out(number)], lambda error, number=number: told.append(number))
+            if number % 4:
+                await store.next_run()  # behind all that was begun
+                assert told == list(range(1, number + 1))
+        await store.next_run()
 
     async def look(store: Store) -> None:
-        assert [entry.seq for entry in await store.pending(PEER, 1, 99)] == list(range(1, 20))
+        assert [entry.seq for entry in await store.pending(PEER, 1, 99)] == list(range(1, 40))
 
     run(store, write, look)
-    assert all(done) or isinstance(store, SqliteStore)
+    assert told == list(range(1, 40))
+
+
+def test_what_was_begun_in_vain_is_told_why(store: Store) -> None:
+    told: list[MeshError | None] = []
+
+    async def script(store: Store) -> None:
+        store.begin([out(1)], told.append)
+        store.begin([out(7)], told.append)
+        async with asyncio.timeout(20):
+            while len(told) < 2:  # noqa: ASYNC110 - what it waits for is the loop
+                await asyncio.sleep(0)
+        assert [entry.seq for entry in await store.pending(PEER, 1, 99)] == [1]
+
+    run(store, script)
+    assert told[0] is None
+    assert isinstance(told[1], StorageError)
+
+
+def test_nothing_is_damaged_in_a_store_that_is_whole(store: Store) -> None:
+    async def script(store: Store) -> None:
+        await store.commit([ALPHA, out(1)])
+        assert list(await store.damage()) == []
+
+    run(store, script)

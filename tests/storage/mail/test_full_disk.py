@@ -146,8 +146,8 @@ def test_a_full_disk_hides_nothing_that_was_committed(tmp_path: Path) -> None:
         tmp_path,
         """
         from storage.mail.mail_rows import PEER, came, out
-        from meshagent.storage.mail import sqlite_store as sqlite
-        sqlite.QUIET_S = 600.0
+        from meshagent.storage.mail import store_thread
+        store_thread.QUIET_S = 600.0
 
         async def main():
             store = SqliteStore(disk / "mesh.db")

@@ -32,10 +32,10 @@ from meshagent.core.model.message_states import PROGRESS, MessageState
 from meshagent.core.model.rows import Delivered, NewEpoch, Row, StreamStart, Watermark, singly
 from meshagent.core.ports import Store
 from meshagent.errors import StorageError
-from meshagent.storage.log import commit_log as journal_module
-from meshagent.storage.log import log_file as commits_module
+from meshagent.storage.log import commit_log as log_module
+from meshagent.storage.log import log_file as file_module
 from meshagent.storage.mail import database as database_module
-from meshagent.storage.mail import sqlite_store as sqlite_module
+from meshagent.storage.mail import store_thread as thread_module
 from meshagent.storage.mail.memory_store import MemoryStore
 from meshagent.storage.mail.row_checksums import IN_STATES, OUT_STATES
 from meshagent.storage.mail.sqlite_store import SqliteStore
@@ -632,7 +632,7 @@ def test_any_sequence_of_rows_means_the_same_to_the_store_and_to_the_model(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_a_crash_finds_in_the_journal_nothing_is_lost_or_changed(
+def test_whatever_a_crash_finds_in_the_log_nothing_is_lost_or_changed(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of them are power cuts: nothing is left of what the tables got since the last sync."""
@@ -648,13 +648,10 @@ def test_whatever_a_crash_finds_in_the_journal_nothing_is_lost_or_changed(
         )
 
     syncs = Syncs(note, monkeypatch)
-    monkeypatch.setattr(commits_module, "FILE_BYTES_MAX", rng.choice((4_000, 20_000, 10**6)))
-    monkeypatch.setattr(database_module, "REST_BYTES", rng.choice((1, 2_000, 10**6)))
-    monkeypatch.setattr(sqlite_module, "QUIET_S", 600.0)
-    monkeypatch.setattr(journal_module, "LOG_BYTES_MAX", rng.choice((500, 3_000, 10**6)))
-    monkeypatch.setattr(journal_module, "FOLD_BYTES", rng.choice((1, 500, 10**6)))
-    monkeypatch.setattr(journal_module, "MANY", rng.choice((-1, 64)))
-    monkeypatch.setattr(journal_module, "LONG_BYTES", rng.choice((100, 1_024)))
+    monkeypatch.setattr(file_module, "FILE_BYTES_MAX", rng.choice((4_000, 20_000, 10**6)))
+    monkeypatch.setattr(database_module, "REWIND_BYTES", rng.choice((1, 2_000, 10**6)))
+    monkeypatch.setattr(thread_module, "QUIET_S", 600.0)
+    monkeypatch.setattr(log_module, "FOLD_BYTES", rng.choice((1, 500, 10**6)))
 
     async def script(store: SqliteStore, life: int) -> None:
         if life == 0:

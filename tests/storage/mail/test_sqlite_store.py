@@ -12,14 +12,16 @@ from pathlib import Path
 
 import apsw
 import pytest
-from storage.mail.mail_rows import torn_copy
+from storage.mail.mail_rows import out, torn_copy
 
 from meshagent.core.model.rows import PeerRow
 from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
-from meshagent.storage.mail import database as database_module
-from meshagent.storage.mail import sqlite_store as sqlite_module
-from meshagent.storage.mail.database import WAL_BYTES_MAX, Database, database_error
-from meshagent.storage.mail.schema import MIGRATIONS, SCHEMA_VERSION, Migration, checksum
+from meshagent.storage.mail import sqlite_file as file_module
+from meshagent.storage.mail import store_thread as thread_module
+from meshagent.storage.mail.database import Database
+from meshagent.storage.mail.schema import SCHEMA_VERSION, checksum
+from meshagent.storage.mail.sqlite_errors import database_error
+from meshagent.storage.mail.sqlite_file import WAL_BYTES_MAX
 from meshagent.storage.mail.sqlite_store import SqliteStore
 
 ROWS = [
@@ -79,11 +81,11 @@ def open_error(path: Path, kind: type[MeshError]) -> MeshError:
 # What is durable
 
 
-def test_the_database_syncs_every_commit_to_its_log(path: Path) -> None:
+def test_what_is_committed_is_there_in_a_file_that_is_private(path: Path) -> None:
     fill(path, ROWS)
     rows, facts = read(path)
     assert rows == set(ROWS)
-    assert (facts["journal_mode"], facts["synchronous"]) == ("wal", "full")
+    assert facts["journal_mode"] == "wal"
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -93,12 +95,12 @@ def test_a_database_that_would_not_sync_is_refused(
     class Careless(apsw.Connection):
         def pragma(self, name: str, value: object = None, **more: object) -> object:
             if name == "synchronous" and value is not None:
-                value = "NORMAL"
+                value = "OFF"
             return super().pragma(name, value) if value is not None else super().pragma(name)
 
     monkeypatch.setattr(apsw, "Connection", Careless)
     error = open_error(path, StorageError)
-    assert "synchronous is 1 and not 2" in error.message
+    assert "synchronous is 0 and not 1" in error.message
 
 
 COMMIT_FOR_EVER = """
@@ -194,7 +196,7 @@ def test_commits_that_wait_share_one_sync(path: Path, monkeypatch: pytest.Monkey
 def test_one_bad_commit_does_not_fail_its_neighbours(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad = PeerRow("bad-aaaaaaaa", None, ())  # type: ignore[arg-type]
+    bad = out(7)  # where 1 comes next
 
     async def script(store: SqliteStore) -> None:
         release, _ = hold_first_write(monkeypatch)
@@ -229,7 +231,7 @@ def test_a_cancelled_commit_leaves_the_store_in_order(
 def test_the_number_of_waiting_writes_is_bounded(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_module, "PENDING_JOBS_MAX", 3)
+    monkeypatch.setattr(thread_module, "PENDING_JOBS_MAX", 3)
 
     async def script(store: SqliteStore) -> None:
         release, _ = hold_first_write(monkeypatch)
@@ -249,18 +251,18 @@ def test_the_number_of_waiting_writes_is_bounded(
 def test_closing_a_loop_without_the_store_harms_nobody(path: Path) -> None:
     store = SqliteStore(path)
     asyncio.run(store.open())
-    worker = store._worker
-    assert worker is not None
-    worker._jobs.put(sqlite_module._Call(Database.close, worker.new_future(), last=True))
-    worker._thread.join(10)
-    assert not worker._thread.is_alive()
+    thread = store._thread
+    assert thread is not None
+    thread._jobs.put(thread_module._Call(Database.close, lambda result, error: None, last=True))
+    thread._thread.join(10)
+    assert not thread._thread.is_alive()
 
 
 def test_a_failed_open_may_be_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def live() -> None:
         store = SqliteStore(path)
         with monkeypatch.context() as patch:
-            patch.setattr(database_module, "mounted_filesystem", lambda _: "nfs4")
+            patch.setattr(file_module, "mounted_filesystem", lambda _: "nfs4")
             with pytest.raises(StorageError):
                 await store.open()
         await store.open()
@@ -358,7 +360,7 @@ def test_a_truncated_log_costs_only_its_end(path: Path) -> None:
     async def script(store: SqliteStore) -> None:
         for row in ROWS:
             await store.commit([row])
-        torn_copy(path, copy, "-wal")
+        torn_copy(path, copy, "-commits")
 
     with_store(path, script)
     assert read(copy)[0] == {ALPHA, BETA}
@@ -367,42 +369,27 @@ def test_a_truncated_log_costs_only_its_end(path: Path) -> None:
 # Schema
 
 
-def test_migrations_are_recorded_and_run_once(path: Path) -> None:
-    fill(path, ROWS)
-    fill(path, ROWS)
-    with apsw.Connection(str(path)) as connection:
-        recorded = connection.execute("SELECT version, name FROM migrations").fetchall()
-    connection.close()
-    assert recorded == [(migration.version, migration.name) for migration in MIGRATIONS]
-    assert [version for version, _ in recorded] == list(range(1, SCHEMA_VERSION + 1))
-
-
-def test_a_migration_that_fails_leaves_no_trace_of_itself(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(path, ROWS)
-    bad = Migration(SCHEMA_VERSION + 1, "bad", ("CREATE TABLE half(x)", "NONSENSE"))
-    with monkeypatch.context() as patch:
-        patch.setattr(database_module, "MIGRATIONS", (*MIGRATIONS, bad))
-        patch.setattr(database_module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
-        open_error(path, StorageError)
-    rows, facts = read(path)
-    assert (rows, facts["schema"]) == (set(ROWS), str(SCHEMA_VERSION))
-    connection = apsw.Connection(str(path))
-    assert not connection.table_exists(None, "half")
-    connection.close()
-
-
 def test_a_database_of_a_newer_version_is_refused_untouched(path: Path) -> None:
     fill(path, ROWS)
     connection = apsw.Connection(str(path))
-    connection.execute("INSERT INTO migrations VALUES(99, 'from the future', 'later')")
+    connection.pragma("user_version", 99)
     connection.close()
     before = path.read_bytes()
     error = open_error(path, StorageError)
     assert "schema 99" in error.message
     assert f"knows {SCHEMA_VERSION}" in error.message
     assert "upgrade" in error.hint
+    assert path.read_bytes() == before
+
+
+def test_a_database_of_0_1_0_is_refused_untouched(path: Path) -> None:
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE TABLE migrations(version INTEGER PRIMARY KEY)")
+    connection.close()
+    before = path.read_bytes()
+    error = open_error(path, StorageError)
+    assert "0.1.0" in error.message
+    assert "move the file" in error.hint
     assert path.read_bytes() == before
 
 
@@ -417,7 +404,7 @@ def test_each_database_has_an_epoch_of_its_own(path: Path) -> None:
 def test_a_network_filesystem_is_refused_before_anything_is_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_module, "mounted_filesystem", lambda _: "nfs4")
+    monkeypatch.setattr(file_module, "mounted_filesystem", lambda _: "nfs4")
     error = open_error(path, StorageError)
     assert "network filesystem (nfs4)" in error.message
     assert "MESHAGENT_DIR" in error.hint

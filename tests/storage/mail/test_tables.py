@@ -30,14 +30,12 @@ from storage.mail.mail_rows import (
 
 from meshagent.core.model.body_summary import summarize
 from meshagent.core.model.message_states import MessageState
-from meshagent.core.model.rows import Delivered, NewEpoch, PeerRow, Watermark
+from meshagent.core.model.rows import Delivered, NewEpoch, Watermark
 from meshagent.errors import CorruptFile, StorageError
-from meshagent.storage.log.commit_log import CommitLog
-from meshagent.storage.mail import database as database_module
 from meshagent.storage.mail import search as texts_module
-from meshagent.storage.mail import sqlite_store as sqlite_module
-from meshagent.storage.mail.database import WAL_BYTES_MAX, Database
-from meshagent.storage.mail.schema import MIGRATIONS, SCHEMA_VERSION
+from meshagent.storage.mail import store_thread as thread_module
+from meshagent.storage.mail.database import Database
+from meshagent.storage.mail.sqlite_file import WAL_BYTES_MAX
 from meshagent.storage.mail.sqlite_store import SqliteStore
 
 Script = Callable[[SqliteStore], Awaitable[None]]
@@ -269,7 +267,7 @@ def test_a_damaged_index_of_words_is_made_anew(path: Path) -> None:
 def test_a_truncated_log_costs_only_its_last_commit(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_module, "QUIET_S", 600.0)  # else a fold may be what is cut off
+    monkeypatch.setattr(thread_module, "QUIET_S", 600.0)  # else a fold may be what is cut off
     copy = path.with_name("copy.db")
 
     async def script(store: SqliteStore) -> None:
@@ -369,7 +367,7 @@ def test_one_commit_is_all_or_nothing(path: Path) -> None:
 def test_a_large_commit_does_not_share_its_transaction(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_module, "GROUP_BYTES_MAX", 1_000)
+    monkeypatch.setattr(thread_module, "GROUP_BYTES_MAX", 1_000)
     sizes: list[int] = []
     real = Database.write
 
@@ -441,90 +439,6 @@ def test_a_trail_of_many_pages_is_looked_through_to_its_end(
     live(SqliteStore(path), script)
 
 
-# Older files
-
-
-@pytest.mark.parametrize(
-    "damage", ["DELETE FROM migrations", "UPDATE migrations SET version = -version"]
-)
-def test_a_damaged_record_of_versions_is_explained(path: Path, damage: str) -> None:
-    live(SqliteStore(path), lambda store: store.commit(outs(2)))
-    alter(path, f"{damage} WHERE version = 2")
-    alter(path, f"{damage} WHERE version = 1")
-    with pytest.raises(CorruptFile, match="versions"):
-        live(SqliteStore(path), lambda store: store.commit([]))
-
-
-def test_a_database_of_version_1_keeps_its_peers_run_and_epoch(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    peer = PeerRow("alpha-aaaaaaaa", b"a" * 32, ("10.0.0.1:7400",))
-    epochs: list[str] = []
-
-    async def old(store: SqliteStore) -> None:
-        await store.commit([peer])
-        assert await store.next_run(41) == 41
-        facts = await store.facts()
-        assert facts["schema"] == "1"
-        epochs.append(facts["epoch"])
-
-    async def new(store: SqliteStore) -> None:
-        assert list(await store.peers()) == [peer]
-        facts = await store.facts()
-        assert (facts["schema"], facts["epoch"]) == (str(SCHEMA_VERSION), epochs[0])
-        start = await store.mail_start()
-        assert (start.epoch.hex(), start.streams, start.unread) == (epochs[0], (), 0)
-        assert await store.next_run() == 42
-        await store.commit([*outs(2), came("c")])
-        assert len(await store.log(9)) == 3
-
-    with monkeypatch.context() as patch:
-        patch.setattr(database_module, "MIGRATIONS", MIGRATIONS[:1])
-        patch.setattr(database_module, "SCHEMA_VERSION", 1)
-        patch.setattr(database_module.MailTables, "start_over", epoch_only)
-        patch.setattr(database_module.CommitLog, "recover", lambda _: None)
-        live(SqliteStore(path), old)
-    live(SqliteStore(path), new)
-
-
-def test_a_database_of_version_2_keeps_its_messages(path: Path) -> None:
-    async def old(store: SqliteStore) -> None:
-        await store.commit([*outs(2), came("c")])
-
-    async def new(store: SqliteStore) -> None:
-        assert (await store.facts())["schema"] == str(SCHEMA_VERSION)
-        await store.commit([out(3), word("b1", "delivered")])
-        assert [entry.seq for entry in await store.pending(PEER, 1, 9)] == [2, 3]
-        assert [entry.id for entry in await store.inbox(0, 9)] == ["c"]
-
-    live(SqliteStore(path), old)
-    alter(path, "DELETE FROM migrations WHERE version > 2")
-    live(SqliteStore(path), new)
-
-
-def test_a_database_that_kept_its_commits_in_a_table_keeps_them(path: Path) -> None:
-    async def old(store: SqliteStore) -> None:
-        await store.commit(outs(2))
-
-    async def new(store: SqliteStore) -> None:
-        assert [entry.seq for entry in await store.pending(PEER, 1, 9)] == [1, 2, 3]
-        assert [entry.id for entry in await store.inbox(0, 9)] == ["c"]
-        await store.commit([out(4)])
-
-    live(SqliteStore(path), old)
-    alter(path, MIGRATIONS[2].statements[0])
-    content = CommitLog(Database(path)).packed([out(3), came("c")])
-    alter(path, f"INSERT INTO journal VALUES(1, x'00', x'{content.hex()}')")
-    alter(path, "DELETE FROM migrations WHERE version > 3")
-    live(SqliteStore(path), new)
-
-
-def epoch_only(_: object, connection: apsw.Connection) -> None:
-    """As version 1 made it: a row in meta, and no outbox to number."""
-    row = database_module.MetaRow("epoch", "0123456789abcdef")
-    connection.execute(*database_module.encode_row(row))
-
-
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x94\x01\x02\x03\x04", b"x"])
 def test_a_body_that_says_nothing_is_kept_all_the_same(body: bytes) -> None:
     assert summarize(body) == ("", "", 0, False)
@@ -537,30 +451,12 @@ def test_a_message_that_ends_well_is_changed_where_it_stands(path: Path) -> None
     database.open()
     database.write([out(seq, text="x" * 5_000) for seq in range(1, 101)])
     database.write([came(f"c{seq}", text="x" * 5_000) for seq in range(100)])
-    database.journal.fold_all(alone=True)
-    before = database._log_pages
+    database.log.fold_all(alone=True)
+    before = database.wal_pages
     database.write([Delivered(PEER, 1, 100, 1_700_000_000_000)])
     database.write([became(f"c{seq}", "done", at_ms=1_700_000_000_000) for seq in range(100)])
-    database.journal.fold_all(alone=True)
-    assert database._log_pages - before < 100, "200 bodies of more than a page each"
-    assert [entry.state for entry in database.mail.outgoing("b1")][:1] == ["delivered"]
+    database.log.fold_all(alone=True)
+    assert database.wal_pages - before < 100, "200 bodies of more than a page each"
+    assert [entry.state for entry in database.reader.outgoing("b1")][:1] == ["delivered"]
     assert not database.damaged()
     database.close()
-
-
-def test_rows_of_earlier_days_whose_mark_is_empty_are_sound(path: Path) -> None:
-    async def fill(store: SqliteStore) -> None:
-        await store.commit([*outs(3), came("c")])
-
-    async def look(store: SqliteStore) -> None:
-        await store.commit([Delivered(PEER, 1, 1, 7), word("b2", "cancelled"), became("c", "seen")])
-        assert [entry.state for entry in await store.outbox(9, ended=True)] == [
-            "delivered", "cancelled", "queued",
-        ]  # fmt: skip
-        assert [entry.state for entry in await store.inbox(0, 9)] == ["seen"]
-        assert (await store.facts())["quarantined"] == "0"
-
-    live(SqliteStore(path), fill)
-    alter(path, "UPDATE outbox SET mark = x''")
-    alter(path, "UPDATE inbox SET mark = x''")
-    live(SqliteStore(path), look)
