@@ -1,4 +1,4 @@
-"""The rule of turns: what goes at once, what waits for which rows, and what a failure takes along."""
+"""The rule of turns: what goes at once, what waits for which rows, what a failure takes along."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_rests_on_rows_without_having_any_waits_for_those_that_wait_too() -
     assert queue.committed() == [effect(4), LATER]
 
 
-def test_rows_that_come_while_a_commit_is_under_way_are_the_next_one_together_and_in_order() -> None:
+def test_rows_that_come_while_a_commit_is_under_way_are_the_next_one_in_their_order() -> None:
     queue = begun()
     queue.add(kept(LATER, [OTHER_ROW]))
     queue.add(kept(effect(4), [NOTE]))
