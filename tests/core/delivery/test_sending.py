@@ -28,7 +28,7 @@ from meshagent.core.delivery.config import DeliveryConfig
 from meshagent.core.delivery.receive_stream import FORGOTTEN
 from meshagent.core.delivery.sending import FULL_LINK_S, START_OVER_S
 from meshagent.core.effects import Durable, Noted
-from meshagent.core.model.messages import Message, MessageState
+from meshagent.core.model.messages import Message, MessageState, Outgoing
 from meshagent.core.model.rows import Delivered, NewEpoch, OutBatch, OutRow, OutState, StreamStart
 from meshagent.core.turns import Turn, join_turns
 from meshagent.core.wire.frames import Mail
@@ -68,6 +68,10 @@ def test_a_batch_for_several_is_numbered_for_each_in_the_order_given() -> None:
         Durable(PEER, EPOCH, 2), Durable(OTHER, EPOCH, 1), Durable(PEER, EPOCH, 3),
     ]  # fmt: skip
     assert desk.engine.sending.pending == 4
+
+
+def test_an_empty_batch_is_nothing_to_keep() -> None:
+    assert is_nothing(Desk().engine.accept(Outgoing((), (), ()), 0.0))
 
 
 def test_what_is_not_durable_yet_leaves_neither_again_nor_for_the_first_time() -> None:
