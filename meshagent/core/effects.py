@@ -1,6 +1,7 @@
 """What the core asks the driver to do, as frozen values.
 
-Which of them wait for the disk is said by the turn they stand in (turns.py). What many messages
+Some are for other engines only: mesh.py passes them on, and no driver ever sees them. Which of
+them wait for the disk is said by the turn they stand in (turns.py). What many messages
 bring at once stands in one effect. They are named tuples: a frozen dataclass takes five times as
 long to make.
 """
@@ -32,6 +33,9 @@ __all__ = [
     "Durable",
     "Effect",
     "FinishBlob",
+    "LinkDown",
+    "LinkReplaced",
+    "LinkUp",
     "Load",
     "Noted",
     "OpenPartial",
@@ -40,6 +44,7 @@ __all__ = [
     "ReceiptChanged",
     "Send",
     "Transmit",
+    "Unreachable",
     "WriteChunk",
 ]
 
@@ -69,6 +74,32 @@ class CloseLink(NamedTuple):
     """Forget this link."""
 
     link: LinkId
+
+
+class LinkUp(NamedTuple):
+    """For other engines: this agent can be sent to, and said this about itself."""
+
+    agent: AgentId
+    record: bytes
+    dialled: bool
+
+
+class LinkDown(NamedTuple):
+    """For other engines: the last link to this agent is gone."""
+
+    agent: AgentId
+
+
+class LinkReplaced(NamedTuple):
+    """For other engines: the link in use is gone, with all that was on it; another serves."""
+
+    agent: AgentId
+
+
+class Unreachable(NamedTuple):
+    """For other engines: nobody listens where this agent used to."""
+
+    agent: AgentId
 
 
 class PeerChanged(NamedTuple):
@@ -230,6 +261,10 @@ Effect = (
     | Dial
     | Transmit
     | CloseLink
+    | LinkUp
+    | LinkDown
+    | LinkReplaced
+    | Unreachable
     | PeerChanged
     | CloneFound
     | Durable

@@ -18,19 +18,15 @@ from meshagent.core.effects import (
     BlobFailed,
     BlobReady,
     Effect,
+    LinkDown,
+    LinkReplaced,
+    LinkUp,
     PeerChanged,
     Send,
     Transmit,
-)
-from meshagent.core.links.engine import (
-    LinkDown,
-    LinkReplaced,
-    Links,
-    LinksConfig,
-    LinkUp,
-    Outcome,
     Unreachable,
 )
+from meshagent.core.links.engine import Links, LinksConfig
 from meshagent.core.links.remembered_peers import RememberedPeers
 from meshagent.core.membership.engine import LAN, Membership, MembershipConfig
 from meshagent.core.model.attachments import Attachment
@@ -344,19 +340,19 @@ class Mesh:
                 turns.append(turn._replace(free=(), after=self._on_links(turn.after)))
         return join_turns([Turn(told), *turns])
 
-    def _on_links(self, effects: Sequence[Outcome]) -> list[Effect]:
+    def _on_links(self, effects: Sequence[Effect]) -> list[Effect]:
         found: list[Effect] = []
         for effect in effects:
             if type(effect) is Send:
                 if (link := self.links.link_to(effect.to)) is not None:
                     found.append(Transmit(link, effect.frame))
             else:
-                found.append(effect)  # type: ignore[arg-type]
+                found.append(effect)
         return found
 
-    def _pass_on(self, outcome: Outcome, now: float) -> Turn:
+    def _pass_on(self, effect: Effect, now: float) -> Turn:
         """What the other engines say to it."""
-        match outcome:
+        match effect:
             case LinkUp(agent, record, dialled):
                 met = Turn(self.membership.connected(agent, record, dialled, now))
                 self._remember(agent, now)
@@ -382,7 +378,7 @@ class Mesh:
                     return self._end(self.delivery.incomplete.failed(sha256, why), now)
         return NOTHING
 
-    def _follow(self, peer: Peer, now: float) -> list[Outcome]:
+    def _follow(self, peer: Peer, now: float) -> list[Effect]:
         """Keep links and the dial list in step with who is in the mesh."""
         if peer.state is PeerState.LEFT:
             self.links.lose_interest(peer.agent)
@@ -390,16 +386,16 @@ class Mesh:
         self.links.found(Candidate(peer.agent, peer.addresses, "gossip"), True, True, now)
         return self.links.cut(peer.agent, now) if peer.state is PeerState.GONE else []
 
-    def _moved(self, before: tuple[str, ...], now: float) -> list[Outcome]:
+    def _moved(self, before: tuple[str, ...], now: float) -> list[Effect]:
         """Our addresses changed. Links made from one that we lost are dead, and nobody says so."""
         self.links.hurry_all(now)
         if set(before) <= set(self.me.addresses):
             return []
-        outcomes: list[Outcome] = []
+        effects: list[Effect] = []
         for agent in self.links.linked():
             if not self.membership.is_fresh(agent, now):
-                outcomes += self.links.cut(agent, now)
-        return outcomes
+                effects += self.links.cut(agent, now)
+        return effects
 
     def _is_linked(self, agent: AgentId) -> bool:
         return self.links.link_to(agent) is not None

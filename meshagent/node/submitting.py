@@ -53,6 +53,8 @@ class Submissions:
         self._driver, self._grant = driver, grant
         self._ids = MessageIds(random.Random(random.SystemRandom().getrandbits(128)))
         self._waiting: list[Submission] = []
+        self._is_round_taken = False
+        """One was taken in this round of the loop: who comes now lets others have their turn."""
 
     def hand_in(
         self,
@@ -90,12 +92,19 @@ class Submissions:
         await kept
 
     def _add(self, submission: Submission) -> None:
-        if not self._waiting and not self._driver.runner.turns.is_committing:
+        if not (
+            self._waiting or self._is_round_taken or self._driver.runner.turns.is_committing
+        ):  # fmt: skip
+            self._is_round_taken = True
+            self._driver.loop.call_soon(self._begin_round)
             self._accept([submission])
             return
         if not self._waiting:
             self._driver.loop.call_soon(self._accept_waiting)
         self._waiting.append(submission)
+
+    def _begin_round(self) -> None:
+        self._is_round_taken = False
 
     def _accept_waiting(self) -> None:
         batch, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]

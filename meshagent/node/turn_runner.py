@@ -94,7 +94,11 @@ class TurnRunner:
     def _commit_notes(self) -> None:
         self._notes = None
         self.turns.hurry()
-        self._commit()
+        try:
+            self._commit()
+        except (KeyboardInterrupt, SystemExit):
+            self.interrupted()
+            raise
 
     def _committed(self, number: int, error: MeshError | None) -> None:
         if number != self._commits or not self.turns.is_committing:
@@ -108,8 +112,12 @@ class TurnRunner:
         if self._engine() is None:
             answer(effects, None)  # the node ends, and nothing more comes of it
             return
+        handing_over, self._is_handing_over = self._is_handing_over, True
         try:
-            self._apply(effects)
+            try:
+                self._apply(effects)  # what comes of these is committed, and told, behind them
+            finally:
+                self._is_handing_over = handing_over
             self._commit()
         except (KeyboardInterrupt, SystemExit):
             answer(effects, StorageError("This was interrupted: it is kept.", hint=_SEE_OUTBOX))

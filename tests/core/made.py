@@ -7,12 +7,13 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from meshagent.core.effects import CloseLink, Effect, Transmit
+from meshagent.core.effects import CloseLink, Transmit
 from meshagent.core.links.handshake import make_hello
 from meshagent.core.mesh import Mesh
 from meshagent.core.model.identity import Identity, MeshSecret, verify
 from meshagent.core.model.peers import LinkId, PeerState, Presence
 from meshagent.core.model.records import Accusation, Record, Signed, sign_accusation, sign_record
+from meshagent.core.turns import Turn
 from meshagent.core.wire.codec import encode
 from meshagent.core.wire.frames import (
     Ack,
@@ -91,27 +92,27 @@ def hello_of(
     return make_hello(who, MESH_ID, to, nonce, started_ms, word.data)
 
 
-def open_link(mesh: Mesh, who: Identity, link: int, now: float, **changes: Any) -> list[Effect]:
+def open_link(mesh: Mesh, who: Identity, link: int, now: float, **changes: Any) -> Turn:
     """`who` dials `mesh` and is let in."""
     mesh.opened(LinkId(link), who.curve_public, now)
     return mesh.received_parts(LinkId(link), encode(hello_of(who, **changes)), now)
 
 
-def sent(effects: list[Effect], link: int | None = None) -> list[Frame]:
-    """The frames that go out, on `link` or anywhere."""
+def sent(turn: Turn, link: int | None = None) -> list[Frame]:
+    """The frames that go out at once, on `link` or anywhere."""
     return [
-        each.frame for each in effects if isinstance(each, Transmit) and link in (None, each.link)
+        each.frame for each in turn.free if isinstance(each, Transmit) and link in (None, each.link)
     ]
 
 
-def refusals(effects: list[Effect]) -> list[str]:
+def refusals(turn: Turn) -> list[str]:
     """Why the other side is told that it is refused."""
-    return [each.why for each in sent(effects) if isinstance(each, Refuse)]
+    return [each.why for each in sent(turn) if isinstance(each, Refuse)]
 
 
-def closes(effects: list[Effect], link: int) -> bool:
+def closes(turn: Turn, link: int) -> bool:
     """Whether the link is closed."""
-    return CloseLink(LinkId(link)) in effects
+    return CloseLink(LinkId(link)) in turn.free
 
 
 _someone = identity("someone")

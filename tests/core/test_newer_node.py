@@ -135,7 +135,7 @@ def test_both_ends_of_a_link_know_what_both_can_do() -> None:
     dialler = offering("newer", {"receipts": 2, "telepathy": 1})
     dialled = offering("me", {"receipts": 1, "colours": 1})
     dialler.found(Candidate("", ("10.9.9.9:1",), "static"), 0.0)
-    (dial,) = [each for each in dialler.on_timer(0.0) if isinstance(each, Dial)]
+    (dial,) = [each for each in dialler.on_timer(0.0).free if isinstance(each, Dial)]
     dialler.dialled(dial.attempt, L1)
     (hello,) = sent(dialler.opened(L1, None, 0.0))
     assert dialled.links.features(NEWER.agent) == {}
@@ -192,7 +192,7 @@ def test_nobody_can_alter_what_a_welcome_offers(changes: dict[str, dict[str, int
     for altered, refused in (({}, {}), (changes, {"forged": 1})):
         mesh = mesh_of(ME)
         mesh.found(Candidate("", ("10.9.9.9:1",), "static"), 0.0)
-        (dial,) = [each for each in mesh.on_timer(0.0) if isinstance(each, Dial)]
+        (dial,) = [each for each in mesh.on_timer(0.0).free if isinstance(each, Dial)]
         mesh.dialled(dial.attempt, L1)
         (hello,) = sent(mesh.opened(L1, None, 0.0))
         assert isinstance(hello, Hello)

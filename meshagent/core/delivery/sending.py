@@ -383,7 +383,7 @@ class Sending:
 def _by_peer(outgoing: Outgoing) -> Iterator[tuple[AgentId, Outgoing]]:
     """Stretches to one peer; most often that is all."""
     peers, ids, bodies, expires, blobs = outgoing
-    if peers.count(peers[0]) == len(peers):
+    if peers and peers.count(peers[0]) == len(peers):
         yield peers[0], outgoing
         return
     at = 0

@@ -17,7 +17,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from meshagent.core.effects import CloneFound, CloseLink, Dial, Effect, Transmit
+from meshagent.core.effects import (
+    CloneFound,
+    CloseLink,
+    Dial,
+    Effect,
+    LinkDown,
+    LinkReplaced,
+    LinkUp,
+    Transmit,
+    Unreachable,
+)
 from meshagent.core.links.dialing import Dialing, DialingConfig
 from meshagent.core.links.handshake import (
     FEATURES,
@@ -48,7 +58,7 @@ from meshagent.core.wire.frames import (
 )
 from meshagent.errors import RemoteProtocolError
 
-__all__ = ["LinkDown", "LinkReplaced", "LinkUp", "Links", "LinksConfig", "Unreachable"]
+__all__ = ["Links", "LinksConfig"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,39 +118,6 @@ class Link:
     hello: Hello | None = None
     check_nonce: bytes = b""
     features: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class LinkUp:
-    """For the engines above: this agent can be sent to, and said this about itself."""
-
-    agent: AgentId
-    record: bytes
-    dialled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LinkDown:
-    """For the engines above: the last link to this agent is gone."""
-
-    agent: AgentId
-
-
-@dataclass(frozen=True, slots=True)
-class LinkReplaced:
-    """For the engines above: the link in use is gone, with all that was on it; another serves."""
-
-    agent: AgentId
-
-
-@dataclass(frozen=True, slots=True)
-class Unreachable:
-    """For the engines above: nobody listens where this agent used to."""
-
-    agent: AgentId
-
-
-Outcome = Effect | LinkUp | LinkDown | LinkReplaced | Unreachable
 
 
 class Links:
@@ -241,7 +218,7 @@ class Links:
 
     # -- what the transport tells -------------------------------------------------------------
 
-    def opened(self, link: LinkId, curve_key: bytes | None, now: float) -> list[Outcome]:
+    def opened(self, link: LinkId, curve_key: bytes | None, now: float) -> list[Effect]:
         """A connection passed the door."""
         self._unsettled.add(link)
         known = self._links.get(link)
@@ -256,7 +233,7 @@ class Links:
         )  # fmt: skip
         return [Transmit(link, hello)]
 
-    def received(self, link: LinkId, frame: Frame, now: float) -> list[Outcome]:
+    def received(self, link: LinkId, frame: Frame, now: float) -> list[Effect]:
         """A frame of the handshake, or one on a link that is not open."""
         known = self._links.get(link)
         if known is None:
@@ -270,7 +247,7 @@ class Links:
                 *self._discard(known, now),
             ]
 
-    def closed(self, link: LinkId, reason: str, now: float) -> list[Outcome]:
+    def closed(self, link: LinkId, reason: str, now: float) -> list[Effect]:
         """The transport lost the link, or never made it."""
         known = self._links.pop(link, None)
         if known is None:
@@ -278,12 +255,12 @@ class Links:
         self._unsettled.discard(link)
         if known.state is LinkState.OPEN:
             return self._lost(known, now)
-        outcomes: list[Outcome] = []
+        effects: list[Effect] = []
         if known.dialled and self._dialing.failed(known.target, now) and known.expected:
-            outcomes.append(Unreachable(AgentId(known.expected)))
-        return outcomes
+            effects.append(Unreachable(AgentId(known.expected)))
+        return effects
 
-    def broke_protocol(self, link: LinkId, now: float, reason: str) -> list[Outcome]:
+    def broke_protocol(self, link: LinkId, now: float, reason: str) -> list[Effect]:
         """The other end sent bytes that no member's software sends, or a frame too new for us."""
         self.refused["protocol"] += 1
         known = self._links.get(link)
@@ -294,18 +271,18 @@ class Links:
             *self._discard(known, now),
         ]
 
-    def cut(self, agent: AgentId, now: float) -> list[Outcome]:
+    def cut(self, agent: AgentId, now: float) -> list[Effect]:
         """Nothing is heard on the links to this agent: end them, and dial anew.
 
         A connection whose far end lost its address or its power looks healthy here for minutes.
         """
-        outcomes: list[Outcome] = []
+        effects: list[Effect] = []
         for silent in list(self._by_agent.get(agent, ())):
-            outcomes.append(Transmit(silent.link, Bye("nothing is heard on this link")))
-            outcomes += self._discard(silent, now)
-        return outcomes
+            effects.append(Transmit(silent.link, Bye("nothing is heard on this link")))
+            effects += self._discard(silent, now)
+        return effects
 
-    def close_all(self, last_word: Frame, reason: str) -> list[Outcome]:
+    def close_all(self, last_word: Frame, reason: str) -> list[Effect]:
         """The node ends. Who has our Hello may count us in already, so it is told too."""
         told = (LinkState.OPEN, LinkState.GREETING)
         return [
@@ -317,23 +294,23 @@ class Links:
 
     # -- timers -------------------------------------------------------------------------------
 
-    def on_timer(self, now: float) -> list[Outcome]:
+    def on_timer(self, now: float) -> list[Effect]:
         """Dial who is due; give up on those who do not prove themselves."""
-        outcomes: list[Outcome] = []
+        effects: list[Effect] = []
         for link in [each for each in self._unsettled if now >= self._expires(each)]:
             known = self._links[link]
             if known.state is LinkState.CHECKING:
-                outcomes += self._replace_older(known, now)
+                effects += self._replace_older(known, now)
             else:
-                outcomes += self._discard(known, now)
+                effects += self._discard(known, now)
         for target, address in self._dialing.due(now):
             self._attempt += 1
             self._attempts[self._attempt] = Link(
                 LinkId(-1), True, LinkState.DIALLING, now,
                 address=address, target=target.key, expected=target.agent,
             )  # fmt: skip
-            outcomes.append(Dial(self._attempt, address))
-        return outcomes
+            effects.append(Dial(self._attempt, address))
+        return effects
 
     def deadline(self) -> float | None:
         """When on_timer is wanted next."""
@@ -350,7 +327,7 @@ class Links:
 
     # -- the handshake ------------------------------------------------------------------------
 
-    def _handle(self, known: Link, frame: Frame, now: float) -> list[Outcome]:
+    def _handle(self, known: Link, frame: Frame, now: float) -> list[Effect]:
         match frame:
             case Refuse():
                 return self._refused_by_them(known, frame, now)
@@ -374,7 +351,7 @@ class Links:
         assert isinstance(frame, Welcome)
         return self._welcomed(known, frame, now)
 
-    def _greeted(self, known: Link, hello: Hello, now: float) -> list[Outcome]:
+    def _greeted(self, known: Link, hello: Hello, now: float) -> list[Effect]:
         me = self._signer.agent
         record = check_hello(hello, known.curve_key, me, self._mesh_id, self._verify)
         if record.agent == me:
@@ -383,7 +360,7 @@ class Links:
         known.features = common_features(self._config.features, hello.features)
         return self._believe(known, record, hello.record, hello.started_ms, now)
 
-    def _welcomed(self, known: Link, welcome: Welcome, now: float) -> list[Outcome]:
+    def _welcomed(self, known: Link, welcome: Welcome, now: float) -> list[Effect]:
         record = check_welcome(
             welcome, known.expected, known.nonce, self._signer, self._mesh_id, self._verify
         )
@@ -395,7 +372,7 @@ class Links:
 
     def _believe(
         self, known: Link, record: Record, data: bytes, started_ms: int, now: float
-    ) -> list[Outcome]:
+    ) -> list[Effect]:
         if self.pin(record.agent, record.key) != record.key:
             raise Refusal("impostor", "This agent id belongs to another key.")
         known.agent, known.started_ms, known.record = record.agent, started_ms, data
@@ -407,10 +384,10 @@ class Links:
             return [Transmit(each.link, Check(known.check_nonce)) for each in older]
         return self._open(known, now)
 
-    def _open(self, known: Link, now: float) -> list[Outcome]:
+    def _open(self, known: Link, now: float) -> list[Effect]:
         known.state, known.since = LinkState.OPEN, now
         self._unsettled.discard(known.link)
-        outcomes = self._drop_settled(known.agent, now)
+        effects = self._drop_settled(known.agent, now)
         if known.hello is not None:
             assert known.curve_key is not None
             nonce = self._rng.randbytes(NONCE_BYTES)
@@ -418,27 +395,27 @@ class Links:
                 self._signer, self._mesh_id, known.hello, known.curve_key, nonce,
                 self._my_record(), self._config.features,
             )  # fmt: skip
-            outcomes.append(Transmit(known.link, welcome))
+            effects.append(Transmit(known.link, welcome))
             known.hello = None
         links = self._by_agent.setdefault(known.agent, [])
         links.append(known)
         links.sort(key=self._rank)
         self._dialing.linked(known.agent)
-        outcomes.append(LinkUp(known.agent, known.record, known.dialled))
+        effects.append(LinkUp(known.agent, known.record, known.dialled))
         for spare in [each for each in links[1:] if each.dialled]:
-            outcomes.append(Transmit(spare.link, Bye("another link serves")))
-            outcomes += self._discard(spare, now)
-        return outcomes
+            effects.append(Transmit(spare.link, Bye("another link serves")))
+            effects += self._discard(spare, now)
+        return effects
 
-    def _drop_settled(self, agent: AgentId, now: float) -> list[Outcome]:
+    def _drop_settled(self, agent: AgentId, now: float) -> list[Effect]:
         """Links to this agent so old that a new one shows them to be dead."""
-        outcomes: list[Outcome] = []
+        effects: list[Effect] = []
         for older in list(self._by_agent.get(agent, ())):
             if now - older.since > self._config.settled_s:
                 self._forget(older)
-                outcomes += [Transmit(older.link, Bye("a newer link serves"))]
-                outcomes += [CloseLink(older.link)]
-        return outcomes
+                effects += [Transmit(older.link, Bye("a newer link serves"))]
+                effects += [CloseLink(older.link)]
+        return effects
 
     def _rank(self, link: Link) -> tuple[bool, int]:
         """Smaller is better: both ends agree that the smaller id's dialled link stays."""
@@ -447,7 +424,7 @@ class Links:
 
     # -- two nodes of one agent ---------------------------------------------------------------
 
-    def _met_myself(self, known: Link, hello: Hello, now: float) -> list[Outcome]:
+    def _met_myself(self, known: Link, hello: Hello, now: float) -> list[Effect]:
         """Somebody with our own key dialled us: ourselves by another address, or a copy."""
         if hello.started_ms == self._started_ms:
             return [Transmit(known.link, Refuse("self", "")), *self._discard(known, now)]
@@ -461,7 +438,7 @@ class Links:
             CloneFound(False, "a node that dialled this one"),
         ]
 
-    def _still_there(self, older: Link, here: Here, now: float) -> list[Outcome]:
+    def _still_there(self, older: Link, here: Here, now: float) -> list[Effect]:
         """The older run answered, so two nodes share a key: the one that started later goes."""
         for known in [self._links[each] for each in self._unsettled]:
             if known.agent == older.agent and known.check_nonce == here.nonce:
@@ -471,41 +448,41 @@ class Links:
                 return [Transmit(known.link, refuse_clone(here)), *self._discard(known, now)]
         return []
 
-    def _replace_older(self, known: Link, now: float) -> list[Outcome]:
-        outcomes: list[Outcome] = []
+    def _replace_older(self, known: Link, now: float) -> list[Effect]:
+        effects: list[Effect] = []
         for older in list(self._by_agent.get(known.agent, ())):
             if older.started_ms != known.started_ms:
-                outcomes.append(Transmit(older.link, Bye("a newer node of this agent is here")))
+                effects.append(Transmit(older.link, Bye("a newer node of this agent is here")))
                 self._forget(older)
-                outcomes.append(CloseLink(older.link))
-        return outcomes + self._open(known, now)
+                effects.append(CloseLink(older.link))
+        return effects + self._open(known, now)
 
-    def _refused_by_them(self, known: Link, refuse: Refuse, now: float) -> list[Outcome]:
+    def _refused_by_them(self, known: Link, refuse: Refuse, now: float) -> list[Effect]:
         if refuse.why == "self" and known.dialled:
             self._dialing.drop(known.target)
         if refuse.why == "not me" and known.dialled:
             self._dialing.moved_out(known.target, known.address, now)
-        outcomes = self._discard(known, now)
+        effects = self._discard(known, now)
         if refuse.why == "clone" and known.nonce:
             signer = self._signer
             started = clone_proof_started(
                 refuse, known.nonce, signer.key, self._mesh_id, self._verify
             )
             if started is not None and started < self._started_ms:
-                outcomes.append(CloneFound(True, known.address))
-        return outcomes
+                effects.append(CloneFound(True, known.address))
+        return effects
 
     # -- endings ------------------------------------------------------------------------------
 
-    def _discard(self, known: Link, now: float) -> list[Outcome]:
+    def _discard(self, known: Link, now: float) -> list[Effect]:
         self._links.pop(known.link, None)
         self._unsettled.discard(known.link)
-        outcomes: list[Outcome] = [CloseLink(known.link)]
+        effects: list[Effect] = [CloseLink(known.link)]
         if known.state is LinkState.OPEN:
-            return outcomes + self._lost(known, now)
+            return effects + self._lost(known, now)
         if known.dialled:
             self._dialing.failed(known.target, now)
-        return outcomes
+        return effects
 
     def _forget(self, known: Link) -> bool:
         """Whether that was the last link to its agent."""
@@ -519,7 +496,7 @@ class Links:
         self._by_agent.pop(known.agent, None)
         return True
 
-    def _lost(self, known: Link, now: float) -> list[Outcome]:
+    def _lost(self, known: Link, now: float) -> list[Effect]:
         in_use = self.link_to(known.agent) == known.link
         if not self._forget(known):
             return [LinkReplaced(known.agent)] if in_use else []

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from meshagent.core.delivery import send_stream as outgoing
-from meshagent.core.delivery.send_stream import FRAME_BYTES_MAX, ITEM_BYTES, SendStream
+from meshagent.core.delivery import send_stream
+from meshagent.core.delivery.send_stream import (
+    FRAME_BYTES_MAX,
+    ITEM_BYTES,
+    LinkPhase,
+    Reading,
+    SendStream,
+)
 from meshagent.core.model.message_states import MessageState
 from meshagent.core.model.rows import OutEntry, OutRow
 from meshagent.core.wire.frames import MAIL_ITEMS_MAX
@@ -19,7 +25,7 @@ def entry(seq: int, state: MessageState = MessageState.QUEUED) -> OutEntry:
 
 def stream(count: int, size: int = 10, durable: bool = True) -> SendStream:
     made = SendStream(EPOCH)
-    made.linked = True
+    made.link = LinkPhase.READY
     made.add([OutRow("bob", EPOCH, seq, f"m{seq}", bytes(size), 0) for seq in range(1, count + 1)])
     if durable:
         made.durable = count
@@ -63,7 +69,7 @@ def test_a_message_is_reported_as_sent_the_first_time_only() -> None:
 
 def test_what_came_further_before_is_not_reported_as_sent() -> None:
     made = SendStream(EPOCH, next_seq=4)
-    made.linked = made.loading = True
+    made.link, made.reading = LinkPhase.READY, Reading.WINDOW
     states = (MessageState.DELIVERED, MessageState.QUEUED, MessageState.CANCELLED)
     made.take_loaded([entry(at, state) for at, state in enumerate(states, 1)], {})
     assert frames(made) == [[1, 2, 3]]
@@ -90,7 +96,7 @@ def test_what_is_settled_leaves_memory() -> None:
 
 
 def test_memory_is_bounded_by_number_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing, "WINDOW_ITEMS_MAX", 4)
+    monkeypatch.setattr(send_stream, "WINDOW_ITEMS_MAX", 4)
     made = stream(10)
     assert (made.loaded, made.next_seq) == (4, 11)
     assert not made.wants_more()
@@ -98,29 +104,81 @@ def test_memory_is_bounded_by_number_and_by_bytes(monkeypatch: pytest.MonkeyPatc
     assert not made.wants_more(), "many are read at once"
     made.settle(4)
     assert made.wants_more()
-    monkeypatch.setattr(outgoing, "WINDOW_BYTES_MAX", 100)
+    monkeypatch.setattr(send_stream, "WINDOW_BYTES_MAX", 100)
     assert stream(10, 60).loaded == 1
 
 
 def test_only_what_comes_next_is_taken_from_disk() -> None:
     made = SendStream(EPOCH, next_seq=6, floor=2)
-    made.linked = made.loading = True
+    made.link, made.reading = LinkPhase.READY, Reading.WINDOW
     made.take_loaded([entry(2), entry(3), entry(5)], {})
-    assert (made.loaded, made.loading) == (3, False)
+    assert (made.loaded, made.reading) == (3, Reading.NOTHING)
     made.take_loaded([entry(4)], {})
     assert made.loaded == 3, "nobody asked"
 
 
-@pytest.mark.parametrize("reason", ["unlinked", "outdated"])
-def test_what_was_asked_for_in_another_life_is_passed_over(reason: str) -> None:
+@pytest.mark.parametrize("reading", [Reading.WINDOW, Reading.PROOF])
+@pytest.mark.parametrize("reason", ["disconnected", "renumbered", "nobody asked"])
+def test_what_was_asked_for_in_another_life_is_passed_over(reason: str, reading: Reading) -> None:
     made = SendStream(EPOCH, next_seq=3)
-    made.linked = made.loading = True
-    if reason == "unlinked":
-        made.unlink()
+    made.link, made.reading = LinkPhase.READY, reading
+    if reason == "disconnected":
+        made.disconnected()
+    elif reason == "renumbered":
+        made = SendStream.renumbered(made, b"newepoch")
+        made.durable = 2
+        assert not made.wants_more(), "one read at a time"
     else:
-        made.outdated = True
+        made.reading = Reading.NOTHING
     assert made.take_loaded([entry(1)], {}) == ()
-    assert (made.loaded, made.outdated, made.loading) == (0, False, False)
+    assert (made.loaded, made.reading) == (0, Reading.NOTHING)
+
+
+def test_a_read_that_outlasts_its_link_serves_the_next_one_and_proves_nothing() -> None:
+    made = SendStream(EPOCH, next_seq=3)
+    made.link, made.reading = LinkPhase.READY, Reading.PROOF
+    made.disconnected()
+    made.connected()
+    assert made.reading is Reading.WINDOW
+    made.take_loaded([entry(1)], {})
+    assert made.loaded == 1
+
+
+def test_every_phase_of_a_link_knows_what_becomes_of_it() -> None:
+    made = SendStream(EPOCH, next_seq=2)
+    made.answered()
+    assert made.link is LinkPhase.AWAY, "an answer that comes late brings nobody back"
+    for _ in range(2):
+        made.connected()
+        assert made.link is LinkPhase.GREETING
+        made.answer_due = 3.0
+        made.answered()
+        assert (made.link, made.answer_due) == (LinkPhase.READY, None)
+        made.answer_due = 4.0
+        made.answered()
+        assert (made.link, made.answer_due) == (LinkPhase.READY, 4.0), "that is for what was sent"
+    made.disconnected()
+    assert made.link is LinkPhase.AWAY
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (LinkPhase.AWAY, LinkPhase.AWAY),
+        (LinkPhase.GREETING, LinkPhase.READY),
+        (LinkPhase.READY, LinkPhase.READY),
+    ],
+)
+def test_what_waits_gets_new_numbers_and_is_not_durable_under_them(
+    before: LinkPhase, after: LinkPhase
+) -> None:
+    old = stream(5)
+    frames(old)
+    old.settle(2)
+    old.link = before
+    new = SendStream.renumbered(old, b"newepoch")
+    assert (new.epoch, new.floor, new.next_seq, new.durable) == (b"newepoch", 1, 4, 0)
+    assert (new.link, new.waiting, new.has_next) == (after, 3, False)
 
 
 def test_a_withdrawn_message_is_found_by_its_id_whatever_number_was_read() -> None:
@@ -134,7 +192,7 @@ def test_a_withdrawn_message_is_found_by_its_id_whatever_number_was_read() -> No
 
 def test_what_was_withdrawn_carries_nothing_whether_the_disk_knows_it_or_not() -> None:
     made = SendStream(EPOCH, next_seq=5)
-    made.linked = made.loading = True
+    made.link, made.reading = LinkPhase.READY, Reading.WINDOW
     entries = [entry(1), entry(2, MessageState.EXPIRED), entry(3), entry(4, MessageState.EXPIRED)]
     late = dict.fromkeys(("m3", "m4"), MessageState.CANCELLED)
     made.take_loaded(entries, late)
@@ -170,7 +228,7 @@ def test_an_answer_beyond_a_gap_ends_the_wait_for_it() -> None:
 
 def test_what_an_answer_does_not_say_all_of_is_known_whether_accepted_or_read_from_disk() -> None:
     made = SendStream(EPOCH)
-    made.linked = True
+    made.link = LinkPhase.READY
     plain = OutRow("bob", EPOCH, 1, "m1", b"body", 0)
     made.add([plain, plain._replace(seq=2, expires_ms=9), plain._replace(seq=3, blobs=(b"s",))])
     assert made.special == {2, 3}
@@ -178,10 +236,10 @@ def test_what_an_answer_does_not_say_all_of_is_known_whether_accepted_or_read_fr
     made.forget_settled()
     assert made.special == {3}, "it is not kept for ever"
     read = SendStream(EPOCH, next_seq=4)
-    read.linked = read.loading = True
+    read.link, read.reading = LinkPhase.READY, Reading.WINDOW
     read.take_loaded(
         [entry(1), entry(2)._replace(expires_ms=9), entry(3)._replace(attached=True)], {}
     )
     assert read.special == {2, 3}
-    read.unlink()
+    read.disconnected()
     assert read.special == set()

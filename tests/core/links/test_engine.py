@@ -24,17 +24,17 @@ from meshagent.core.effects import (
     CloneFound,
     CloseLink,
     Dial,
-    Effect,
     PeerChanged,
-    Persist,
     Transmit,
 )
 from meshagent.core.links.handshake import make_hello, make_here, make_welcome, refuse_clone
-from meshagent.core.mesh import SAVE_PEERS_S, Mesh
+from meshagent.core.links.remembered_peers import SAVE_PEERS_S
+from meshagent.core.mesh import Mesh
 from meshagent.core.model.identity import Identity
 from meshagent.core.model.peers import Candidate, LinkId
 from meshagent.core.model.records import sign_record
 from meshagent.core.model.rows import PeerRow
+from meshagent.core.turns import Turn
 from meshagent.core.wire.codec import decode, encode
 from meshagent.core.wire.frames import (
     MEMBERS_MAX,
@@ -55,7 +55,7 @@ A, B, C = in_order("ada", "bob", "cyd")  # by size of their ids
 L1, L2 = LinkId(1), LinkId(2)
 
 
-def arrives(mesh: Mesh, link: LinkId, frame: Frame, now: float = 0.0) -> list[Effect]:
+def arrives(mesh: Mesh, link: LinkId, frame: Frame, now: float = 0.0) -> Turn:
     """The frame comes in as bytes, as from a transport."""
     return mesh.received_parts(link, encode(frame), now)
 
@@ -63,7 +63,7 @@ def arrives(mesh: Mesh, link: LinkId, frame: Frame, now: float = 0.0) -> list[Ef
 def dial_out(mesh: Mesh, to: str = "", link: LinkId = L1, now: float = 0.0) -> Hello:
     """`mesh` dials somebody and greets."""
     mesh.found(Candidate(to, ("10.9.9.9:1",), "static"), now)
-    (dial,) = [each for each in mesh.on_timer(now) if isinstance(each, Dial)]
+    (dial,) = [each for each in mesh.on_timer(now).free if isinstance(each, Dial)]
     mesh.dialled(dial.attempt, link)
     (hello,) = sent(mesh.opened(link, None, now))
     assert isinstance(hello, Hello)
@@ -74,10 +74,10 @@ def welcome_of(who: Identity, hello: Hello, curve_key: bytes) -> Welcome:
     return make_welcome(who, MESH_ID, hello, curve_key, bytes(16), word_of(who).data)
 
 
-def is_refused(mesh: Mesh, effects: list[Effect], why: str, link: LinkId = L1) -> None:
+def is_refused(mesh: Mesh, turn: Turn, why: str, link: LinkId = L1) -> None:
     """The other side is told why, the link is closed, it is counted, and nobody was believed."""
-    assert refusals(effects) == [why]
-    assert closes(effects, link)
+    assert refusals(turn) == [why]
+    assert closes(turn, link)
     assert mesh.refused() == {why: 1}
     assert mesh.peers() == []
     assert mesh.links.agent_on(link) is None
@@ -88,8 +88,8 @@ def is_refused(mesh: Mesh, effects: list[Effect], why: str, link: LinkId = L1) -
 
 def test_an_honest_hello_opens_the_link() -> None:
     mesh = mesh_of(A)
-    effects = open_link(mesh, B, 1, 0.0)
-    (welcome,) = [each for each in sent(effects) if isinstance(each, Welcome)]
+    turn = open_link(mesh, B, 1, 0.0)
+    (welcome,) = [each for each in sent(turn) if isinstance(each, Welcome)]
     assert welcome.agent == A.agent
     assert mesh.links.agent_on(L1) == B.agent
     assert [peer.agent for peer in mesh.peers()] == [B.agent]
@@ -155,9 +155,9 @@ def test_a_member_in_the_middle_can_pass_on_neither_hello_nor_welcome() -> None:
 def test_an_honest_welcome_opens_the_link_and_compares_notes() -> None:
     mesh = mesh_of(A)
     hello = dial_out(mesh, B.agent)
-    effects = arrives(mesh, L1, welcome_of(B, hello, A.curve_public))
+    turn = arrives(mesh, L1, welcome_of(B, hello, A.curve_public))
     assert mesh.links.agent_on(L1) == B.agent
-    assert any(isinstance(each, Sync) for each in sent(effects, L1))
+    assert any(isinstance(each, Sync) for each in sent(turn, L1))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_welcome_for_an_earlier_nonce_is_refused() -> None:
     mesh = mesh_of(A)
     first = dial_out(mesh, B.agent)
     mesh.closed(L1, "lost", 0.1)
-    (dial,) = [each for each in mesh.on_timer(5.0) if isinstance(each, Dial)]
+    (dial,) = [each for each in mesh.on_timer(5.0).free if isinstance(each, Dial)]
     mesh.dialled(dial.attempt, L2)
     mesh.opened(L2, None, 5.0)
     is_refused(mesh, arrives(mesh, L2, welcome_of(B, first, A.curve_public)), "replay", L2)
@@ -222,9 +222,9 @@ def test_a_hello_on_a_link_that_we_dialled_is_refused() -> None:
 def test_a_second_hello_on_a_link_is_refused() -> None:
     mesh = mesh_of(A)
     open_link(mesh, B, 1, 0.0)
-    effects = arrives(mesh, L1, hello_of(B))
-    assert refusals(effects) == ["protocol"]
-    assert closes(effects, 1)
+    turn = arrives(mesh, L1, hello_of(B))
+    assert refusals(turn) == ["protocol"]
+    assert closes(turn, 1)
     assert mesh.refused() == {"protocol": 1}
 
 
@@ -240,9 +240,9 @@ def test_bytes_that_are_no_frame_end_the_link_whoever_sent_them() -> None:
     open_link(mesh, B, 1, 0.0)
     mesh.opened(L2, B.curve_public, 0.0)
     for link in (L1, L2):
-        effects = mesh.received_parts(link, [b"\xc1"], 0.0)
-        assert refusals(effects) == ["protocol"]
-        assert closes(effects, link)
+        turn = mesh.received_parts(link, [b"\xc1"], 0.0)
+        assert refusals(turn) == ["protocol"]
+        assert closes(turn, link)
     assert mesh.refused() == {"protocol": 2}
 
 
@@ -253,18 +253,18 @@ def test_a_link_that_is_silent_is_closed_in_time() -> None:
     deadline = mesh.links.deadline()
     assert deadline is not None
     assert not closes(mesh.on_timer(4.9), 1)
-    effects = mesh.on_timer(5.1)
-    assert closes(effects, 1)
-    assert closes(effects, 2)
+    turn = mesh.on_timer(5.1)
+    assert closes(turn, 1)
+    assert closes(turn, 2)
 
 
 def test_events_on_links_nobody_knows_do_nothing() -> None:
     mesh = mesh_of(A)
     unknown = LinkId(77)
-    assert mesh.closed(unknown, "lost", 0.0) == []
-    assert arrives(mesh, unknown, HELLO) == []
+    assert mesh.closed(unknown, "lost", 0.0).free == []
+    assert arrives(mesh, unknown, HELLO).free == []
     mesh.dialled(99, unknown)
-    assert mesh.received_parts(unknown, [b"\xc1"], 0.0) == [CloseLink(unknown)]
+    assert mesh.received_parts(unknown, [b"\xc1"], 0.0).free == [CloseLink(unknown)]
 
 
 # -- pinned keys ----------------------------------------------------------------------------------
@@ -279,7 +279,9 @@ def test_an_id_seen_with_another_key_before_is_refused() -> None:
 def test_a_remembered_peer_is_dialled_and_let_in_with_its_key() -> None:
     mesh = mesh_of(A)
     mesh.remember([PeerRow(B.agent, B.key, ("10.0.0.5:1",))], 0.0)
-    assert [each.address for each in mesh.on_timer(0.0) if isinstance(each, Dial)] == ["10.0.0.5:1"]
+    assert [each.address for each in mesh.on_timer(0.0).free if isinstance(each, Dial)] == [
+        "10.0.0.5:1"
+    ]
     open_link(mesh, B, 1, 0.0)
     assert mesh.links.agent_on(L1) == B.agent
 
@@ -298,11 +300,12 @@ def test_pinned_keys_are_bounded() -> None:
 def test_a_peer_is_saved_once_and_only_when_something_changed() -> None:
     mesh = mesh_of(A)
     open_link(mesh, B, 1, 0.0)
-    (kept,) = [each for each in mesh.on_timer(SAVE_PEERS_S) if isinstance(each, Persist)]
-    assert kept.rows == [PeerRow(B.agent, B.key, ("10.0.0.1:7000",))]
+    turn = mesh.on_timer(SAVE_PEERS_S)
+    assert turn.may_wait, "it is a hint"
+    assert turn.rows == [PeerRow(B.agent, B.key, ("10.0.0.1:7000",))]
     mesh.closed(L1, "lost", 2.0)
     open_link(mesh, B, 2, 2.0)
-    assert not [each for each in mesh.on_timer(4.0) if isinstance(each, Persist)]
+    assert not mesh.on_timer(4.0).rows
 
 
 # -- two links, one peer --------------------------------------------------------------------------
@@ -323,21 +326,21 @@ class Wire:
         self.open[link] = side
         mesh = self.meshes[side]
         mesh.found(Candidate(self.who[1 - side].agent, (f"10.0.0.{link}:1",), "file"), self.now)
-        (dial,) = [each for each in mesh.on_timer(self.now) if isinstance(each, Dial)]
+        (dial,) = [each for each in mesh.on_timer(self.now).free if isinstance(each, Dial)]
         mesh.dialled(dial.attempt, LinkId(link))
         return link
 
     def greet(self, *links: int) -> None:
         """All these links open at the same moment."""
-        queue: list[tuple[int, list[Effect]]] = []
+        queue: list[tuple[int, Turn]] = []
         for link in links:
             side = self.open[link]
             dialler = self.who[side]
             queue.append((1 - side, self._opened(1 - side, link, dialler.curve_public)))
             queue.append((side, self._opened(side, link, None)))
         while queue:
-            side, effects = queue.pop(0)
-            for effect in effects:
+            side, turn = queue.pop(0)
+            for effect in turn.free:
                 if isinstance(effect, Transmit) and effect.link in self.open:
                     parts = encode(effect.frame)
                     other = self.meshes[1 - side]
@@ -346,7 +349,7 @@ class Wire:
                     mesh = self.meshes[1 - side]
                     queue.append((1 - side, mesh.closed(effect.link, "lost", self.now)))
 
-    def _opened(self, side: int, link: int, key: bytes | None) -> list[Effect]:
+    def _opened(self, side: int, link: int, key: bytes | None) -> Turn:
         return self.meshes[side].opened(LinkId(link), key, self.now)
 
 
@@ -368,19 +371,19 @@ def test_a_second_link_from_the_same_dialler_is_given_up() -> None:
     (first,) = wire.open
     mesh = wire.meshes[1]
     assert mesh.links.link_to(A.agent) == first
-    effects = open_link(mesh, A, 50, 0.0)
-    assert any(isinstance(each, Welcome) for each in sent(effects, 50))
+    turn = open_link(mesh, A, 50, 0.0)
+    assert any(isinstance(each, Welcome) for each in sent(turn, 50))
     assert mesh.links.link_to(A.agent) == first  # the dialler chooses which one to close
-    assert not closes(effects, first)
+    assert not closes(turn, first)
 
 
 def test_a_linked_peer_is_not_dialled_again() -> None:
     mesh = mesh_of(A)
     open_link(mesh, B, 1, 0.0)
     mesh.found(Candidate(B.agent, ("10.0.0.7:1",), "file"), 0.0)
-    assert not [each for each in mesh.on_timer(10.0) if isinstance(each, Dial)]
+    assert not [each for each in mesh.on_timer(10.0).free if isinstance(each, Dial)]
     mesh.closed(L1, "lost", 11.0)
-    assert [each.address for each in mesh.on_timer(11.0) if isinstance(each, Dial)]
+    assert [each.address for each in mesh.on_timer(11.0).free if isinstance(each, Dial)]
 
 
 # -- copies of an agent ---------------------------------------------------------------------------
@@ -391,8 +394,8 @@ def test_a_refusal_as_a_clone_without_proof_stops_nobody() -> None:
     for proof in (b"", b"\xc1", b"\x91" * 4000, refuse_clone(other).proof):
         mesh = mesh_of(A)
         dial_out(mesh)
-        effects = arrives(mesh, L1, Refuse("clone", "stop!", proof))
-        assert not [each for each in effects if isinstance(each, CloneFound)]
+        turn = arrives(mesh, L1, Refuse("clone", "stop!", proof))
+        assert not [each for each in turn.free if isinstance(each, CloneFound)]
 
 
 @pytest.mark.parametrize(
@@ -404,16 +407,16 @@ def test_only_fresh_proof_of_an_earlier_start_stops_a_node(
     mesh = mesh_of(A)
     hello = dial_out(mesh)
     here = make_here(A, MESH_ID, hello.nonce if own_nonce else bytes(16), started)
-    effects = arrives(mesh, L1, refuse_clone(here))
-    assert [each.stop for each in effects if isinstance(each, CloneFound)] == [True] * stops
+    turn = arrives(mesh, L1, refuse_clone(here))
+    assert [each.stop for each in turn.free if isinstance(each, CloneFound)] == [True] * stops
 
 
 @pytest.mark.parametrize(("started", "stop"), [(500, True), (1500, False)])
 def test_of_two_nodes_of_one_agent_the_later_goes(started: int, stop: bool) -> None:
     mesh = mesh_of(A)
-    effects = open_link(mesh, A, 1, 0.0, started_ms=started)
-    assert [each.stop for each in effects if isinstance(each, CloneFound)] == [stop]
-    assert refusals(effects) == ([] if stop else ["clone"])
+    turn = open_link(mesh, A, 1, 0.0, started_ms=started)
+    assert [each.stop for each in turn.free if isinstance(each, CloneFound)] == [stop]
+    assert refusals(turn) == ([] if stop else ["clone"])
     assert mesh.peers() == []
 
 
@@ -421,23 +424,23 @@ def test_dialling_oneself_is_no_clone_and_is_not_repeated() -> None:
     mesh = mesh_of(A)
     hello = dial_out(mesh)
     mesh.opened(L2, A.curve_public, 0.0)
-    effects = arrives(mesh, L2, hello)
-    assert refusals(effects) == ["self"]
+    turn = arrives(mesh, L2, hello)
+    assert refusals(turn) == ["self"]
     assert not mesh.refused()
-    effects = arrives(mesh, L1, Refuse("self", ""))
-    assert not [each for each in effects if isinstance(each, CloneFound)]
-    assert not [each for each in mesh.on_timer(100.0) if isinstance(each, Dial)]
+    turn = arrives(mesh, L1, Refuse("self", ""))
+    assert not [each for each in turn.free if isinstance(each, CloneFound)]
+    assert not [each for each in mesh.on_timer(100.0).free if isinstance(each, Dial)]
 
 
 def test_a_third_node_shows_the_later_claimant_that_the_first_still_runs() -> None:
     mesh = mesh_of(C)
     open_link(mesh, A, 1, 0.0, started_ms=1000)
-    effects = open_link(mesh, A, 2, 0.0, started_ms=2000, nonce=b"n" * 16)
-    assert sent(effects) == [Check(b"n" * 16)]
+    turn = open_link(mesh, A, 2, 0.0, started_ms=2000, nonce=b"n" * 16)
+    assert sent(turn) == [Check(b"n" * 16)]
     assert mesh.links.agent_on(L2) is None
-    effects = arrives(mesh, L1, make_here(A, MESH_ID, b"n" * 16, 1000))
-    assert refusals(effects) == ["clone"]
-    assert closes(effects, 2)
+    turn = arrives(mesh, L1, make_here(A, MESH_ID, b"n" * 16, 1000))
+    assert refusals(turn) == ["clone"]
+    assert closes(turn, 2)
     assert mesh.refused() == {"clone": 1}
     assert mesh.links.agent_on(L1) == A.agent
 
@@ -448,9 +451,9 @@ def test_a_silent_older_run_gives_way_to_the_restarted_one() -> None:
     open_link(mesh, A, 2, 0.0, started_ms=2000)
     deadline = mesh.links.deadline()
     assert deadline == pytest.approx(1.0)
-    effects = mesh.on_timer(1.0)
-    assert any(isinstance(each, Welcome) for each in sent(effects, 2))
-    assert closes(effects, 1)
+    turn = mesh.on_timer(1.0)
+    assert any(isinstance(each, Welcome) for each in sent(turn, 2))
+    assert closes(turn, 1)
     assert mesh.links.agent_on(L2) == A.agent
     assert not mesh.refused()
 
@@ -460,9 +463,9 @@ def test_frames_of_a_claimant_that_is_being_checked_wait_and_do_no_harm() -> Non
     mesh = mesh_of(C)
     hello = dial_out(mesh, A.agent, link=L2)
     open_link(mesh, A, 1, 0.0, started_ms=500)
-    effects = arrives(mesh, L2, welcome_of(A, hello, C.curve_public))
-    assert [each for each in sent(effects) if isinstance(each, Check)]
-    assert arrives(mesh, L2, Ping(1)) == []
+    turn = arrives(mesh, L2, welcome_of(A, hello, C.curve_public))
+    assert [each for each in sent(turn) if isinstance(each, Check)]
+    assert arrives(mesh, L2, Ping(1)).free == []
     mesh.on_timer(1.0)
     assert mesh.links.agent_on(L2) == A.agent
     assert not mesh.refused()
@@ -471,8 +474,8 @@ def test_frames_of_a_claimant_that_is_being_checked_wait_and_do_no_harm() -> Non
 def test_goodbye_closes_the_link_and_is_no_offence() -> None:
     mesh = mesh_of(A)
     open_link(mesh, B, 1, 0.0)
-    effects = arrives(mesh, L1, Bye("leaving"))
-    assert closes(effects, 1)
+    turn = arrives(mesh, L1, Bye("leaving"))
+    assert closes(turn, 1)
     assert not mesh.refused()
     assert mesh.links.link_to(B.agent) is None
 
@@ -482,15 +485,15 @@ def test_who_leaves_tells_all_before_closing() -> None:
     open_link(mesh, B, 1, 0.0)
     open_link(mesh, C, 2, 0.0)
     dial_out(mesh, link=LinkId(3))  # it has our Hello, and may have counted us in
-    effects = mesh.leave(1.0)
+    turn = mesh.leave(1.0)
     for link in (1, 2, 3):
-        kinds = [type(each) for each in sent(effects, link)]
+        kinds = [type(each) for each in sent(turn, link)]
         assert kinds == [Gossip, Bye]
 
 
 def test_no_frame_that_leaves_is_unreadable() -> None:
     mesh = mesh_of(A)
-    effects = open_link(mesh, B, 1, 0.0)
-    assert any(isinstance(each, PeerChanged) for each in effects)
-    for frame in sent(effects):
+    turn = open_link(mesh, B, 1, 0.0)
+    assert any(isinstance(each, PeerChanged) for each in turn.free)
+    for frame in sent(turn):
         assert decode(encode(frame)) == frame

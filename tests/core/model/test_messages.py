@@ -12,23 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshagent.core.model.attachments import Attachment
 from meshagent.core.model.messages import (
     DATA_DEPTH_MAX,
     HEADERS_MAX,
     INLINE_BYTES_MAX,
-    SHORT_TEXT_CHARACTERS,
     Message,
     MessageIds,
-    Texts,
+    Outgoing,
     body_hash,
     is_id,
     pack_body,
+    pack_columns,
+    parse_bodies,
     parse_body,
-    parse_texts,
 )
 from meshagent.core.model.peers import AgentId
 from meshagent.core.wire.codec import pack
-from meshagent.errors import LimitReached, RemoteProtocolError, UsageError
+from meshagent.errors import LimitReached, MeshError, RemoteProtocolError, UsageError
 
 PLAIN = Message("m", "text", "hello", 1)
 
@@ -121,8 +122,12 @@ def test_a_field_of_the_wrong_form_is_refused_on_both_sides(wrong: dict[str, Any
     )  # fmt: skip
     with pytest.raises(RemoteProtocolError):
         parse_body(body)
-    assert parse_texts([body]) == []
-    assert parse_texts([pack_body(PLAIN), body, pack_body(PLAIN)]) == []
+    for at in range(3):
+        bodies: list[bytes | None] = [pack_body(PLAIN)] * 2
+        bodies.insert(at, body)
+        found = list(parse_bodies(bodies))
+        assert isinstance(found.pop(at), RemoteProtocolError), "it alone"
+        assert found == [PLAIN] * 2
 
 
 @pytest.mark.parametrize(
@@ -138,15 +143,26 @@ def test_a_field_of_the_wrong_form_is_refused_on_both_sides(wrong: dict[str, Any
     ],
     ids=str,
 )
-def test_what_is_more_than_a_text_is_not_taken_for_one(other: dict[str, Any]) -> None:
-    texts = [PLAIN, PLAIN._replace(id="n", text="", created_ms=0)]
-    bodies = [pack_body(each) for each in texts]
-    assert parse_texts(bodies) == texts
-    assert parse_texts(bodies[1:]) == texts[1:]
-    for strange in (pack_body(PLAIN._replace(**other)), b"", pack(3), pack((*PLAIN, "later"))):
-        assert parse_texts([strange]) == []
-        for at in range(3):
-            assert parse_texts([*bodies[:at], strange, *bodies[at:]]) == []
+def test_what_is_more_than_a_text_comes_back_whole_wherever_it_stands(
+    other: dict[str, Any],
+) -> None:
+    strange = PLAIN._replace(**other)
+    for at in range(3):
+        messages = [PLAIN, PLAIN._replace(id="n", text="", created_ms=0)]
+        messages.insert(at, strange)
+        assert list(parse_bodies([pack_body(each) for each in messages])) == messages
+        assert pack_columns(list(zip(*messages, strict=True))) == list(map(pack_body, messages))
+
+
+def test_each_body_is_judged_alone() -> None:
+    later = pack((*PLAIN, "later"))
+    bodies = [pack_body(PLAIN), None, b"", pack(3), later, pack_body(PLAIN)]
+    found = parse_bodies(bodies)
+    assert [found[0], found[1], found[4], found[5]] == [PLAIN, None, PLAIN, PLAIN]
+    assert isinstance(found[2], RemoteProtocolError)
+    assert isinstance(found[3], RemoteProtocolError)
+    assert parse_bodies([None, None]) == [None, None]
+    assert list(parse_bodies([])) == []
 
 
 @given(st.binary(max_size=200))
@@ -154,9 +170,11 @@ def test_whatever_the_bytes_only_a_protocol_error_is_raised(data: bytes) -> None
     try:
         message = parse_body(data)
     except RemoteProtocolError:
-        assert parse_texts([data]) == []
+        _, found, _ = parse_bodies([pack_body(PLAIN), data, None])
+        assert isinstance(found, RemoteProtocolError)
         return
     json.dumps(message.data)
+    assert list(parse_bodies([data])) == [message]
 
 
 def test_a_text_of_a_mebibyte_passes_and_one_more_byte_does_not() -> None:
@@ -189,14 +207,29 @@ def test_ids_that_are_taken_together_go_on_beyond_their_beginning() -> None:
     assert len({each[:6] for each in ids}) == 2
 
 
-def test_texts_have_the_bodies_of_the_messages_that_they_are() -> None:
-    ids, texts = ["m1", "m2", "m3"], ["", "grüße", "x" * SHORT_TEXT_CHARACTERS]
-    each = [
-        pack_body(Message(ident, "text", text, 7)) for ident, text in zip(ids, texts, strict=True)
-    ]
-    assert Texts(AgentId("bob-fyvvtb2k"), ids, texts, 7).bodies() == each
+def test_a_batch_has_the_bodies_of_the_messages_that_it_holds() -> None:
+    texts = ["", "grüße", "x" * 100_000]
+    messages = [Message(f"m{at}", "text", text, 7) for at, text in enumerate(texts)]
+    bob = AgentId("bob-fyvvtb2k")
+    batch = Outgoing.of([bob] * 3, list(zip(*messages, strict=True)))
+    assert batch == Outgoing([bob] * 3, ("m0", "m1", "m2"), list(map(pack_body, messages)))
+    file = Attachment("a", 5, "text/plain", bytes(32))
+    messages[1] = messages[1]._replace(expires_ms=9, attachments=(file, file))
+    batch = Outgoing.of([bob] * 3, list(zip(*messages, strict=True)))
+    assert tuple(batch.expires) == (0, 9, 0)
+    assert list(batch.blobs) == [(), (bytes(32),), ()], "each file once"
 
 
-def test_the_longest_text_that_counts_as_short_fits_whatever_its_characters() -> None:
-    body = pack_body(Message("m", "text", "\U0001f600" * SHORT_TEXT_CHARACTERS, 7))
-    assert len(body) <= INLINE_BYTES_MAX
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize(
+    "wrong", [{"text": "x" * (INLINE_BYTES_MAX + 1)}, {"text": 7}, {"id": ""}, {"created_ms": -1}]
+)
+def test_a_batch_is_refused_for_any_message_that_would_be_refused_alone(
+    at: int, wrong: dict[str, Any]
+) -> None:
+    messages = [PLAIN] * 3
+    messages[at] = PLAIN._replace(**wrong)
+    with pytest.raises(MeshError):
+        pack_body(messages[at])
+    with pytest.raises(MeshError):
+        pack_columns(list(zip(*messages, strict=True)))
