@@ -166,7 +166,7 @@ def _sweep_partials(top: SafeFolder, now: float) -> Swept:
 
 
 @dataclass
-class _Found:
+class _PartialFiles:
     """A partial's two files together."""
 
     stem: str
@@ -175,13 +175,13 @@ class _Found:
     is_over: bool = True  # no data any more, or the blob's name on it: its process died at the end
 
 
-def _partials(shelf: SafeFolder) -> list[_Found]:
-    partials: dict[str, _Found] = {}
+def _partials(shelf: SafeFolder) -> list[_PartialFiles]:
+    partials: dict[str, _PartialFiles] = {}
     for name, found in shelf.entries():
         parsed = parse_partial(name)
         if parsed is not None:
             stem = stem_of(*parsed)
-            partial = partials.setdefault(stem, _Found(stem))
+            partial = partials.setdefault(stem, _PartialFiles(stem))
             partial.touched = max(partial.touched, found.st_mtime)
             partial.bytes += found.st_size
             if name.endswith(".data") and found.st_nlink == 1:
