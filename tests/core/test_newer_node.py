@@ -19,7 +19,7 @@ from core.made import (
     word_of,
 )
 
-from meshagent.core.effects import Dial, Effect
+from meshagent.core.effects import Dial
 from meshagent.core.links.engine import LinksConfig
 from meshagent.core.links.handshake import common_features, make_hello, make_welcome
 from meshagent.core.mesh import Mesh
@@ -27,6 +27,7 @@ from meshagent.core.model.identity import verify
 from meshagent.core.model.messages import parse_body
 from meshagent.core.model.peers import Candidate, LinkId, PeerState
 from meshagent.core.model.records import Record, parse_update
+from meshagent.core.turns import Turn, join_turns
 from meshagent.core.wire.codec import decode, encode, pack
 from meshagent.core.wire.frames import (
     FRAMES,
@@ -46,7 +47,7 @@ ME, NEWER = identity("me"), identity("newer")
 L1 = LinkId(1)
 
 
-def met() -> tuple[Mesh, list[Effect]]:
+def met() -> tuple[Mesh, Turn]:
     """This node, which a newer one has dialled."""
     mesh = mesh_of(ME)
     mesh.opened(L1, NEWER.curve_public, 0.0)
@@ -67,8 +68,9 @@ def test_a_newer_node_is_welcomed_and_shown_as_it_describes_itself() -> None:
 def test_what_a_newer_node_says_of_itself_is_relayed_as_it_was_signed() -> None:
     mesh, _ = met()
     other = identity("other")
-    effects = open_link(mesh, other, 2, 0.0)
-    effects += mesh.received_parts(LinkId(2), encode(Sync(1, ())), 0.0)
+    opened = open_link(mesh, other, 2, 0.0)
+    asked = mesh.received_parts(LinkId(2), encode(Sync(1, ())), 0.0)
+    effects = join_turns([opened, asked])
     words = [data for each in sent(effects, 2) if isinstance(each, Gossip) for data in each.updates]
     (relayed,) = [
         word
