@@ -136,9 +136,9 @@ class ReceiptBook:
             if receipt is not None and receipt.to == peer and PROGRESS[receipt.state] < rank:
                 receipt.state, receipt.reason = state, reason
                 receipt._history += news
-                for wanted, change in receipt._waiting:
-                    if wanted <= reached and not change.done():
-                        change.set_result(None)
+                for wanted, waits in receipt._waiting:
+                    if wanted <= reached and not waits.done():
+                        waits.set_result(None)
 
 
 class ReceivedAttachment:

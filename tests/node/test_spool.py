@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 from core.made import MESH_ID, identity
+from node.made import Sick, accepted, drop, node
 
-from meshagent.core.delivery.spool_files import Drop, pack_drop, parse_drop
+from meshagent.core.delivery.spool_files import pack_drop, parse_drop
 from meshagent.core.model.identity import Identity, verify
-from meshagent.core.model.messages import Message, pack_body
+from meshagent.core.model.messages import Message, pack_body, parse_body
 from meshagent.core.model.peers import AgentId
 from meshagent.core.model.rows import NewEpoch, OutRow, OutState
+from meshagent.core.turns import NOTHING, Turn
 from meshagent.core.wire.frames import Mail
-from meshagent.node import spool as local_post
-from meshagent.node.spool import FolderPost
+from meshagent.errors import RemoteProtocolError
+from meshagent.node import spool as spool_module
+from meshagent.node.driver import Driver
+from meshagent.node.spool import FolderSpool
 from meshagent.storage.mail.memory_store import MemoryStore
 from meshagent.transports.spool import Spool
 
@@ -27,13 +31,14 @@ OLD, NEW = b"oldepoch", b"newepoch"
 
 
 class Engine:
-    """What the post asks of a driver, answered by the test."""
+    """What the spool asks of a driver and its engines, answered by the test."""
 
     runs = True
     log = logging.getLogger("test")
 
     def __init__(self) -> None:
-        self.mesh = self
+        self.mesh = self.links = self.delivery = self.receiving = self
+        self.loop = asyncio.get_running_loop()
         self.now = (OLD, 1)
         self.linked = False
         self.came: list[tuple[AgentId, int]] = []
@@ -55,9 +60,18 @@ class Engine:
         self.asked.set()
         await self.commits.wait()
 
-    async def take(self, drop: Drop) -> bool:
-        self.came.append((drop.sender, drop.mail.first))
-        return drop.sender not in self.full_for
+    def pin(self, agent: str, key: bytes) -> bytes:
+        return key
+
+    def take(self, sender: AgentId, mail: Mail, now: float) -> Turn:
+        self.came.append((sender, mail.first))
+        return NOTHING
+
+    def perform(self, turn: Turn) -> None:
+        pass
+
+    def has(self, mail: Mail, peer: AgentId, spooled: bool) -> bool:
+        return peer not in self.full_for
 
 
 class Office:
@@ -65,7 +79,7 @@ class Office:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.engine, self.store = folder, Engine(), MemoryStore()
-        self.post = FolderPost(
+        self.post = FolderSpool(
             Spool(folder, ME.agent), self.store, ME, MESH_ID, lambda peer: peer == BOB.agent
         )
 
@@ -112,7 +126,7 @@ def run(tmp_path: Path, script: Callable[[Office], Coroutine[Any, Any, None]]) -
 def test_a_file_that_has_to_wait_holds_up_no_other_sender(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_post, "TAKE_FILES_MAX", 1)
+    monkeypatch.setattr(spool_module, "TAKE_FILES_MAX", 1)
     for sender in (BOB, EVE):
         for first in (1, 2, 3):
             leave(tmp_path, sender, ME, Mail(OLD, 1, first, (body(f"m{first}"),)))
@@ -212,3 +226,71 @@ def test_nothing_is_dropped_for_one_who_is_linked_or_elsewhere(tmp_path: Path) -
         assert office.files() == []
 
     run(tmp_path, script)
+
+
+def with_driver(
+    tmp_path: Path, script: Callable[[FolderSpool, Driver, Sick], Coroutine[Any, Any, None]]
+) -> None:
+    """The same with a real driver."""
+
+    async def whole() -> None:
+        store = Sick()
+        post = FolderSpool(Spool(tmp_path, ME.agent), store, ME, MESH_ID, lambda peer: True)
+        driver = node(store, post)
+        async with asyncio.timeout(20):
+            await driver.start("127.0.0.1", [0])
+            try:
+                await script(post, driver, store)
+            finally:
+                await driver.stop()
+
+    asyncio.run(whole())
+
+
+def test_a_file_is_ours_only_when_all_of_it_is_durable(tmp_path: Path) -> None:
+    async def script(post: FolderSpool, driver: Driver, store: Sick) -> None:
+        assert await post._hand_in(drop("a", "b"))
+        assert await post._hand_in(drop("a", "b")), "again"
+        assert not await post._hand_in(drop("d", first=4)), "a file before it is missing"
+        assert not await post._hand_in(drop("not b", "c", first=2)), "it is of another day"
+        store.ill = True
+        assert not await post._hand_in(drop("x", epoch=b"another!"))
+        assert [entry.id for entry in await store.inbox(0, 9)] == ["a", "b"]
+        assert not await post._hand_in(drop("y", epoch=b"another!")), "delivery is suspended"
+
+    with_driver(tmp_path, script)
+
+
+def test_a_file_of_one_who_is_known_with_another_key_is_refused(tmp_path: Path) -> None:
+    async def script(post: FolderSpool, driver: Driver, store: Sick) -> None:
+        driver.mesh.links.pin(BOB.agent, EVE.key)
+        with pytest.raises(RemoteProtocolError, match="another key"):
+            await post._hand_in(drop("a"))
+        assert not await store.inbox(0, 9)
+
+    with_driver(tmp_path, script)
+
+
+def test_what_was_left_is_in_the_inbox_when_the_node_has_started_and_its_file_gone(
+    tmp_path: Path,
+) -> None:
+    for first in (1, 2):
+        leave(tmp_path, BOB, ME, Mail(OLD, 1, first, (body(f"m{first}"),)))
+
+    async def script(post: FolderSpool, driver: Driver, store: Sick) -> None:
+        assert [entry.id for entry in await store.inbox(0, 9)] == ["m1", "m2"]
+        assert list((tmp_path / ME.agent).iterdir()) == []
+
+    with_driver(tmp_path, script)
+
+
+def test_what_waits_for_one_who_is_away_is_in_a_file_when_the_node_has_ended(
+    tmp_path: Path,
+) -> None:
+    async def script(post: FolderSpool, driver: Driver, store: Sick) -> None:
+        await accepted(driver, "m")
+
+    with_driver(tmp_path, script)
+    (file,) = (tmp_path / BOB.agent).glob("*.mail")
+    mail = parse_drop(file.read_bytes(), BOB.agent, MESH_ID, verify).mail
+    assert [parse_body(each).id for each in mail.items if each is not None] == ["m"]

@@ -221,7 +221,7 @@ Row = (
     | Watermark
     | NewEpoch
 )
-"""What a Persist effect may carry."""
+"""What a turn may have made durable."""
 
 
 def singly(rows: Iterable[Row]) -> Iterator[Row]:

@@ -114,7 +114,7 @@ def test_a_message_expires_in_time_though_it_was_sent_while_the_node_tidied() ->
     async def body() -> None:
         async with meshagent.join("tester", discovery="file") as tester:
             driver, sent = tester._driver, []
-            next_expiry = driver._store.next_expiry
+            next_expiry = driver.store.next_expiry
 
             async def slow() -> int | None:
                 found = await next_expiry()
@@ -122,8 +122,8 @@ def test_a_message_expires_in_time_though_it_was_sent_while_the_node_tidied() ->
                     sent.append(await tester.send("backend-k3f9a2qd", "soon stale", ttl=0.1))
                 return found
 
-            driver._store.next_expiry = slow  # type: ignore[method-assign]
-            driver._house.set()
+            driver.store.next_expiry = slow  # type: ignore[method-assign]
+            driver.housekeeping.look_at_expiries()
             async with asyncio.timeout(5):
                 while not sent:  # noqa: ASYNC110 - it is the node's own task that sends
                     await asyncio.sleep(0.01)

@@ -52,9 +52,9 @@ def test_a_restored_agent_sends_what_was_pending_then_and_nothing_twice(
             async with meshagent.join(role="writer", **options) as writer:  # type: ignore[arg-type]
                 for text in ("one", "two"):
                     await (await writer.send(reader.agent, text)).delivered(10)
-                await writer._driver.backup(copy)
+                await writer._driver.recovery.backup(copy)
                 await (await writer.send(reader.agent, "three")).delivered(10)
-                await writer._driver.restore(copy)
+                await writer._driver.recovery.restore(copy)
                 await (await writer.send(reader.agent, "four")).delivered(10)
             letters = await reader._mailbox.inbox()
             return [letter["text"] for letter in letters]
