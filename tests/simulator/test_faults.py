@@ -58,7 +58,7 @@ class Watch:
         count = len(self.mesh.nodes)
         assert len(members._members) < count
         assert len(members._order._round) <= count
-        assert len(links._links) <= LINKS_MAX
+        assert len(links.table) <= LINKS_MAX
         assert len(links._attempts) == 0
         assert len(links._dialing.targets) <= count
         assert len(members._gossip) <= GOSSIP_MAX

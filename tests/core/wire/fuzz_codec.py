@@ -119,7 +119,7 @@ def odd_but_signed(rng: random.Random) -> bytes:
     return pack((rng.choice((1, 1, 1, 2, True, 3)), body, MEMBER.sign(label + MESH_ID + body)))
 
 
-class Target:
+class FuzzedMesh:
     """The engine under fire, with one open link and a supply of fresh ones."""
 
     def __init__(self, seed: int) -> None:
@@ -150,11 +150,11 @@ class Target:
             if isinstance(effect, Transmit):
                 assert decode(encode(effect.frame)) == effect.frame
         assert all(each.agent != VICTIM.agent for each in self.mesh.peers())
-        assert len(self.mesh.links._links) <= LINKS_MAX + ENGINE_LIVES
+        assert len(self.mesh.links.table) <= LINKS_MAX + ENGINE_LIVES
         assert self.mesh.me.incarnation < 2**62
 
 
-class BlobTarget:
+class FuzzedTransfer:
     """The transfer engine under fire from one peer, with a driver that says yes to everything."""
 
     def __init__(self, seed: int) -> None:
@@ -207,13 +207,18 @@ def attack(bases: Sequence[bytes], rng: random.Random) -> list[bytes]:
 
 def fuzz(seed: int, iterations: int | None = None, seconds: float = 0.0) -> int:
     """Attack until the budget is spent; how many attacks that were."""
-    rng, bases, target, blobs = random.Random(seed), corpus(), Target(seed), BlobTarget(seed)
+    rng, bases, target, blobs = (
+        random.Random(seed),
+        corpus(),
+        FuzzedMesh(seed),
+        FuzzedTransfer(seed),
+    )
     until = time.monotonic() + seconds
     done = 0
     while done < iterations if iterations is not None else time.monotonic() < until:
         done += 1
         if done % ENGINE_LIVES == 0:
-            target, blobs = Target(seed + done), BlobTarget(seed + done)
+            target, blobs = FuzzedMesh(seed + done), FuzzedTransfer(seed + done)
         parts = attack(bases, rng)
         try:
             read_all(parts)
