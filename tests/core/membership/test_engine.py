@@ -10,8 +10,9 @@ import pytest
 from core.made import MESH_ID, OTHER_SECRET, accusation, identity, record_of, word_of
 
 from meshagent.core.effects import Effect, PeerChanged, Send
-from meshagent.core.membership import engine as module
-from meshagent.core.membership.engine import LAN, RELAYS_MAX, Membership
+from meshagent.core.membership import members as module
+from meshagent.core.membership.engine import LAN, Membership
+from meshagent.core.membership.probes import RELAYS_MAX
 from meshagent.core.model.identity import Identity, verify
 from meshagent.core.model.peers import PeerState, Presence
 from meshagent.core.model.records import Accusation, Record, parse_update, sign_record
@@ -38,7 +39,7 @@ def quiet(*known: Identity) -> Membership:
     engine = engine_of(ME, *known)
     engine._tick_at = LATE + 1000.0
     engine._sync_at = LATE + 1000.0
-    engine._gossip.drop("")  # they met long ago: nobody is still passing that on
+    engine.gossip.drop("")  # they met long ago: nobody is still passing that on
     return engine
 
 
@@ -197,7 +198,7 @@ def test_an_update_that_is_none_is_counted_and_the_rest_of_the_frame_counts() ->
 
 def test_an_id_known_with_another_key_is_an_impostor_and_counted() -> None:
     engine = quiet(ANN, CAT)
-    member = engine._members[ANN.agent]
+    member = engine.members[ANN.agent]
     member.record = replace(member.record, key=BEN.key)
     tell(engine, word_of(ANN, incarnation=FIRST + 1).data)
     assert engine.refused == {"impostor": 1}
@@ -245,9 +246,9 @@ def test_suspicion_ends_sooner_when_others_agree() -> None:
     def gone_after(accusers: list[Identity]) -> float:
         engine = quiet(ANN, BEN, CAT, STRANGER)
         tell(engine, *(accusation(ANN, each) for each in accusers))
-        engine.on_timer(engine._verdict_at - 0.001)
+        engine.on_timer(engine.suspicion.deadline() - 0.001)
         assert state(engine, ANN) is SUSPECT
-        at = engine._verdict_at
+        at = engine.suspicion.deadline()
         engine._tick_at = at
         engine.on_timer(at)
         assert state(engine, ANN) is GONE
@@ -392,7 +393,7 @@ def test_an_agent_that_lost_its_counter_learns_it_from_others_and_is_back() -> N
 def probing(*known: Identity) -> tuple[Membership, Ping]:
     """Our engine at LATE with a probe of ANN under way."""
     engine = quiet(*known)
-    engine._order.hurry(ANN.agent)
+    engine.members.order.hurry(ANN.agent)
     engine._tick_at = LATE
     effects = engine.on_timer(LATE)
     (ping,) = [each for each in frames(effects, ANN) if isinstance(each, Ping)]
@@ -419,7 +420,7 @@ def test_an_answer_from_the_target_or_a_helper_ends_the_doubt(by: Identity) -> N
     engine.receive(Ack(ping.seq), by.agent, LATE + 0.5)
     engine.on_timer(LATE + LAN.probe_fail_s)
     assert state(engine, ANN) is ALIVE
-    assert not engine._probes
+    assert not len(engine.probes)
 
 
 def test_a_member_that_was_not_asked_can_keep_nobody_alive() -> None:
@@ -464,7 +465,7 @@ def test_probes_for_others_are_bounded() -> None:
     engine = quiet(ANN, BEN)
     for seq in range(RELAYS_MAX * 2):
         engine.receive(PingReq(seq, ANN.agent), BEN.agent, LATE)
-    assert len(engine._relays) == RELAYS_MAX
+    assert engine.probes.relay_count == RELAYS_MAX
 
 
 def test_our_own_stall_is_held_against_nobody() -> None:
@@ -528,10 +529,10 @@ def test_a_forged_record_takes_nobodys_room_in_a_full_table(
 def test_who_is_acquainted_is_as_after_meeting_each() -> None:
     met, acquainted = quiet(ANN, BEN, CAT), engine_of(ME)
     acquainted.acquaint([word_of(each) for each in (ANN, BEN, CAT)], 0.0)
-    assert acquainted._members == met._members
-    assert acquainted._order._ring == met._order._ring
+    assert dict(acquainted.members.items()) == dict(met.members.items())
+    assert acquainted.members.order._ring == met.members.order._ring
     assert acquainted._digest() == met._digest()
-    assert not acquainted._gossip
+    assert not acquainted.gossip
 
 
 def test_nobody_is_acquainted_with_more_than_a_node_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -577,5 +578,5 @@ def test_many_accusers_of_one_are_bounded() -> None:
     many = [identity(f"n{n}") for n in range(20)]
     engine = quiet(ANN, *many)
     tell(engine, *(accusation(ANN, each) for each in many), by=many[0])
-    accusers: dict[Any, Any] = engine._members[ANN.agent].accusers or {}
+    accusers: dict[Any, Any] = engine.members[ANN.agent].accusers or {}
     assert 1 <= len(accusers) <= LAN.agreeing + 1
