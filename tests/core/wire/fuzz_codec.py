@@ -170,7 +170,9 @@ class FuzzedTransfer:
             frame = decode(parts)
             if isinstance(frame, BLOB_FRAMES):
                 self.perform(self.engine.receive(frame, self.peer, self.now))
-                live = replace(frame, pull=rng.choice([*self.engine._pulling._pulls, 7]))
+                live = replace(
+                    frame, pull=rng.choice([*self.engine.downloads.requests.numbers(), 7])
+                )
                 self.perform(self.engine.receive(live, AgentId(self.peer), self.now))
         self.now += rng.choice((0.0, 0.01, 40.0))
         self.perform(self.engine.on_timer(self.now))
@@ -187,10 +189,10 @@ class FuzzedTransfer:
                     queue += engine.opened(sha256, 0, now)
                 case WriteChunk(sha256, index):
                     queue += engine.wrote(sha256, index, now)
-        serving, pulling = self.engine._serving, self.engine._pulling
-        assert serving._count <= 16
-        assert 0 <= pulling._held <= 16
-        assert len(pulling._wants) <= 3
+        uploads, downloads = self.engine.uploads, self.engine.downloads
+        assert uploads._count <= 16
+        assert 0 <= downloads.window.used <= 16
+        assert len(downloads.table) <= 3
 
 
 def attack(bases: Sequence[bytes], rng: random.Random) -> list[bytes]:
