@@ -41,6 +41,7 @@ ALLOWED = {
     ),
 }
 ADAPTERS_MAY_TAKE_FROM_CORE = {
+    "meshagent.core.model.network_addresses",
     "meshagent.core.model.peers",
     "meshagent.core.model.rows",
     "meshagent.core.ports",
