@@ -5,23 +5,16 @@ Invariant: loopback is never among the interfaces of the local network.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
 
-__all__ = ["Interface", "device_of", "is_loopback", "lan_interfaces", "present"]
+from meshagent.core.model.network_addresses import is_loopback
+
+__all__ = ["Interface", "device_of", "lan_interfaces", "present"]
 
 INTERFACES_MAX = 20  # of each family: Linux lets a socket join 20 groups (igmp_max_memberships)
 
 Interface = str | int
 """An IPv4 address, or the index of an interface that has IPv6: what zeroconf takes."""
-
-
-def is_loopback(address: str) -> bool:
-    """Whether `address` is an IP address of the loopback interface."""
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 def lan_interfaces() -> tuple[Interface, ...]:

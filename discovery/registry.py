@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshagent.core.model.network_addresses import is_address
 from meshagent.core.model.peers import is_agent_id
-from meshagent.discovery.addresses import is_address
 
 __all__ = [
     "RegistryEntry",

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from meshagent.core.model.network_addresses import format_address, parse_address
 from meshagent.core.model.peers import Candidate
 from meshagent.core.ports import Announcement
-from meshagent.discovery.addresses import format_address, parse_address
 
 __all__ = ["StaticDiscovery"]
 

@@ -1,7 +1,7 @@
-"""How an address is written, and which ones are ours. Never opens a connection.
+"""Which addresses are ours, and what a host name stands for. Never opens a connection.
 
-Invariant: what `parse_address` and `resolve` return holds an IP literal and a port only, so that
-nothing a stranger announces can reach libzmq's endpoint syntax.
+Invariant: `resolve` returns IP literals only, so no text from a stranger reaches the endpoint
+syntax of libzmq.
 """
 
 from __future__ import annotations
@@ -11,16 +11,9 @@ import ipaddress
 import socket
 from collections.abc import Iterable
 
-__all__ = [
-    "format_address",
-    "interface_addresses",
-    "is_wildcard",
-    "literal",
-    "parse_address",
-    "resolve",
-]
+from meshagent.core.model.network_addresses import ip_literal
 
-HOST_CHARACTERS_MAX = 253  # the longest name DNS can hold
+__all__ = ["interface_addresses", "is_wildcard", "resolve"]
 
 
 def is_wildcard(listen: str) -> bool:
@@ -28,49 +21,21 @@ def is_wildcard(listen: str) -> bool:
     return listen in ("", "*")
 
 
-def format_address(host: str, port: int) -> str:
-    """`host:port`, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def parse_address(address: str) -> tuple[str, int] | None:
-    """Host and port of `host:port` or `[v6]:port`; None when it is not written like one."""
-    host, colon, digits = address.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        return None
-    if not colon or not 0 < len(host) <= HOST_CHARACTERS_MAX:
-        return None
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 5):
-        return None
-    port = int(digits)
-    return (host, port) if 0 < port < 65536 else None
-
-
-def literal(host: str) -> str | None:
-    """`host` if it is an IP address, in its usual writing; None when it is a name."""
-    try:
-        return str(ipaddress.ip_address(host))
-    except ValueError:
-        return None
-
-
 async def resolve(host: str, port: int) -> list[str]:
     """The IP literals that `host` stands for, without blocking; empty when nobody knows it."""
-    if (known := literal(host)) is not None:
+    if (known := ip_literal(host)) is not None:
         return [known]
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return []
-    hosts = [literal(str(sockaddr[0])) for *_, sockaddr in found]
+    hosts = [ip_literal(str(sockaddr[0])) for *_, sockaddr in found]
     return list(dict.fromkeys(host for host in hosts if host is not None))
 
 
 def interface_addresses(*, ipv6: bool, most: int) -> list[str]:
-    """Addresses of this machine's interfaces: others' reach first, 127.0.0.1 last."""
+    """Addresses of this machine's interfaces: those others can reach first, 127.0.0.1 last."""
     import ifaddr  # only a node that listens on all interfaces needs it
 
     found = (ip.ip for adapter in ifaddr.get_adapters() for ip in adapter.ips)
@@ -79,7 +44,7 @@ def interface_addresses(*, ipv6: bool, most: int) -> list[str]:
 
 
 def _reachable(hosts: Iterable[str], *, ipv6: bool) -> list[str]:
-    """Those another machine could dial as written; IPv4 first, since fewer networks break it."""
+    """Those that another machine could dial; IPv4 first, since it works in more networks."""
     usable = {}
     for host in hosts:
         ip = ipaddress.ip_address(host.partition("%")[0])

@@ -1,4 +1,4 @@
-"""The bounds of a link, named once for every transport. Holds numbers, decides nothing else.
+"""The limits of a link, the same for every transport.
 
 Invariant: reaching one of these is visible to the owner (False, a closed link, a count in
 `refused`), never a crash and never a silent drop.
@@ -6,7 +6,10 @@ Invariant: reaching one of these is visible to the owner (False, a closed link, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from meshagent.errors import LocalProtocolError
 
 __all__ = ["LinkLimits", "descriptors_for_links"]
 
@@ -88,6 +91,14 @@ class LinkLimits:
 
     attempts_max: int = 4
     """Resolved addresses of one host name that are tried in turn (IPv6 and IPv4 of two cards)."""
+
+    def check_frame(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Raise LocalProtocolError for a frame that may not be sent."""
+        size = sum(map(len, parts))
+        if not 0 < len(parts) <= self.frame_parts_max:
+            raise LocalProtocolError(f"A frame of {len(parts)} parts can't be sent.")
+        if size > self.frame_bytes_max:
+            raise LocalProtocolError(f"A frame of {size} bytes is too large to be sent.")
 
 
 def descriptors_for_links(limit: int) -> int:

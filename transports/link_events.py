@@ -1,6 +1,7 @@
-"""Tells the owner of a transport what happened. Never lets the owner's failure stop a reader.
+"""Calls the owner of a transport when something happens on a link.
 
-Invariant: an owner that raises loses that one link, and nothing else.
+Never lets a failure of the owner stop a reader. Invariant: an owner that raises loses that one
+link, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from collections.abc import Callable
 from meshagent.core.model.peers import LinkId
 from meshagent.errors import RemoteProtocolError
 
-__all__ = ["tell"]
+__all__ = ["notify_owner"]
 
 log = logging.getLogger(__name__)
 
 
-def tell(refused: Counter[str], method: Callable[..., None], link: LinkId, *what: object) -> bool:
-    """Call one of LinkEvents' methods; False when it raised, and the link is to be closed.
+def notify_owner(
+    refused: Counter[str], method: Callable[..., None], link: LinkId, *what: object
+) -> bool:
+    """Call one of LinkEvents' methods; False when it raised, and the link must be closed.
 
-    RemoteProtocolError is the owner's word for a peer that broke the protocol: expected, counted.
+    The owner raises RemoteProtocolError for a peer that broke the protocol: that is counted.
     """
     try:
         method(link, *what)

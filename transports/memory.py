@@ -20,7 +20,7 @@ from meshagent.core.model.peers import LinkId
 from meshagent.core.ports import LinkEvents
 from meshagent.errors import LocalProtocolError, PortBusy
 from meshagent.transports.limits import LinkLimits
-from meshagent.transports.link_events import tell
+from meshagent.transports.link_events import notify_owner
 
 __all__ = ["MemoryNetwork", "MemoryTransport"]
 
@@ -87,8 +87,8 @@ class _End:
     due: bool = False
 
     def push(self, parts: tuple[bytes | memoryview, ...] | None) -> None:
-        arrival = self.owner._loop.time() + self.owner.network._delay()
-        self.coming.append((arrival, parts))
+        arrives_at = self.owner._loop.time() + self.owner.network._delay()
+        self.coming.append((arrives_at, parts))
         self.schedule()
 
     def schedule(self) -> None:
@@ -169,11 +169,7 @@ class MemoryTransport:
 
     def send(self, link: LinkId, parts: Sequence[bytes | memoryview]) -> bool:
         """Put one frame on the wire; False when the link is not open, full or gone."""
-        size = sum(map(len, parts))
-        if not 0 < len(parts) <= self._limits.frame_parts_max:
-            raise LocalProtocolError(f"A frame of {len(parts)} parts can't be sent.")
-        if size > self._limits.frame_bytes_max:
-            raise LocalProtocolError(f"A frame of {size} bytes is too large to be sent.")
+        self._limits.check_frame(parts)
         end = self._links.get(link)
         if end is None or not end.opened or end.far is None:
             return False
@@ -220,7 +216,7 @@ class MemoryTransport:
         known = end.link in self._links
         self._remove(end)
         if known and end.link is not None:
-            tell(self.refused, self._events.link_closed, end.link, reason)
+            notify_owner(self.refused, self._events.link_closed, end.link, reason)
 
     def _soon(self, act: Callable[[], None]) -> None:
         self._loop.call_soon(lambda: act() if self._running else None)
@@ -253,7 +249,7 @@ class MemoryTransport:
             end.far = _End(target, curve_key=self._curve_public, far=end)
             target._silent[end.far] = None
             end.opened = True
-            if not tell(self.refused, self._events.link_opened, end.link, None):
+            if not notify_owner(self.refused, self._events.link_opened, end.link, None):
                 self._end(end, "closed")
 
     def _refusal(self, caller: MemoryTransport) -> str:
@@ -273,7 +269,7 @@ class MemoryTransport:
             return
         if end in self._silent and not self._admit(end):
             return
-        if end.link in self._links and not tell(
+        if end.link in self._links and not notify_owner(
             self.refused, self._events.link_received, end.link, list(parts)
         ):
             self._end(end, "closed")
@@ -286,6 +282,6 @@ class MemoryTransport:
         del self._silent[end]
         end.opened = True
         link = self._register(end)
-        if not tell(self.refused, self._events.link_opened, link, end.curve_key):
+        if not notify_owner(self.refused, self._events.link_opened, link, end.curve_key):
             self._end(end, "closed")
         return end.link in self._links

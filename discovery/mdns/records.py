@@ -13,9 +13,9 @@ import ipaddress
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from meshagent.core.model.network_addresses import PORT_MAX, format_address, parse_address
 from meshagent.core.model.peers import Candidate, is_agent_id
 from meshagent.core.ports import Announcement
-from meshagent.discovery.addresses import PORT_MAX, format_address, parse_address
 from meshagent.errors import UsageError
 
 __all__ = ["SERVICE_TYPE", "instance_name", "publishable", "read_candidate", "txt_of"]

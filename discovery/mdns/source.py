@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from meshagent.core.model.network_addresses import is_loopback
 from meshagent.core.model.peers import Candidate
 from meshagent.core.ports import Announcement
 from meshagent.discovery.interfaces import (
     Interface,
     device_of,
-    is_loopback,
     lan_interfaces,
     present,
 )

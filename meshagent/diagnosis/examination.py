@@ -15,9 +15,9 @@ from pathlib import Path
 
 from meshagent._version import __version__
 from meshagent.core.model.identity import MeshSecret
+from meshagent.core.model.network_addresses import is_address
 from meshagent.diagnosis import files, folder, network, nodes, peers, probes
 from meshagent.diagnosis.finding import Finding, State, few, note, ok, problem
-from meshagent.discovery.addresses import is_address
 from meshagent.discovery.registry import RegistryEntry
 from meshagent.errors import MeshError
 from meshagent.session import Session, open_blobs, runtime_folder

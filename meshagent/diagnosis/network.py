@@ -5,13 +5,11 @@ Pure: judges what `probes` found.
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 from collections.abc import Mapping, Sequence
 
+from meshagent.core.model.network_addresses import ip_literal, is_loopback
 from meshagent.diagnosis.finding import Finding, few, note, ok, problem
 from meshagent.diagnosis.probes import Device, ProbeAnswer, Surroundings
-from meshagent.discovery.interfaces import is_loopback
 from meshagent.transports.limits import DIALLED_DESCRIPTORS, descriptors_for_links
 
 __all__ = [
@@ -37,8 +35,8 @@ _FIREWALL = "A firewall may drop what comes in: allow the command's connections 
 def host_of(listen: str) -> str:
     """The host that a listen setting names; empty for all interfaces."""
     text = listen.strip()
-    with contextlib.suppress(ValueError):
-        return _unless_wildcard(str(ipaddress.ip_address(text.strip("[]"))))
+    if (host := ip_literal(text.strip("[]"))) is not None:
+        return _unless_wildcard(host)
     return _unless_wildcard(text.rpartition(":")[0].strip("[]") if ":" in text else text)
 
 
@@ -97,7 +95,7 @@ def check_interfaces(devices: Sequence[Device], wanted: Sequence[str]) -> list[F
             )
         )
     for host in wanted:
-        if _is_ip(host) and not any(host in device.addresses for device in up):
+        if ip_literal(host) is not None and not any(host in device.addresses for device in up):
             findings.append(_missing(devices, host))
     lan = [each.name for each in up if not all(map(is_loopback, each.addresses))]
     if not lan:
@@ -129,14 +127,6 @@ def _missing(devices: Sequence[Device], host: str) -> Finding:
         "Connect that network, or listen elsewhere: --listen, MESHAGENT_LISTEN, listen in "
         "mesh.toml.",
     )
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def check_multicast(host: str, trouble: str) -> Finding:

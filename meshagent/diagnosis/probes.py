@@ -262,7 +262,7 @@ class ProbeAnswer(StrEnum):
 
 def knock(address: str, door: tuple[bytes, bytes] | None) -> ProbeAnswer:
     """Who answers at `host:port`. A node of our mesh does not count this as an intruder."""
-    from meshagent.discovery.addresses import parse_address
+    from meshagent.core.model.network_addresses import parse_address
 
     host, port = parse_address(address)
     try:
@@ -281,9 +281,9 @@ def _opens(host: str, port: int, door: tuple[bytes, bytes]) -> bool:
     import zmq
     from nacl.public import PrivateKey
 
+    from meshagent.core.model.network_addresses import format_address
     from meshagent.core.wire.codec import encode
     from meshagent.core.wire.frames import Bye
-    from meshagent.discovery.addresses import format_address
     from meshagent.transports.limits import LinkLimits
     from meshagent.transports.zmq.monitor import DIALLING_EVENTS, Monitor, dialled_end
     from meshagent.transports.zmq.sockets import Keys, open_dealer
@@ -297,7 +297,7 @@ def _opens(host: str, port: int, door: tuple[bytes, bytes]) -> bool:
         try:
             dealer.connect(f"tcp://{format_address(host, port)}")
             if monitor.socket.poll(int(DOOR_S * 1000)):
-                monitor.drain(lambda event, _: ends.append(dialled_end(event, opened=False)))
+                monitor.read(lambda event, _: ends.append(dialled_end(event, opened=False)))
             if opened := ends[:1] == [""]:
                 dealer.send_multipart(encode(Bye("doctor")), zmq.NOBLOCK)
         except zmq.ZMQError:

@@ -89,7 +89,7 @@ class RunningNode:
 
 def check_options(options: JoinOptions) -> None:
     """What can be known to fail before a mesh or an agent is made for it; raises UsageError."""
-    from meshagent.discovery.addresses import parse_address
+    from meshagent.core.model.network_addresses import parse_address
 
     check_words(options.role, options.name, options.capabilities)
     if options.discovery is not None:
@@ -289,7 +289,7 @@ def _sources(choice: str) -> frozenset[str]:
 
 def _where_to_listen(text: str) -> tuple[str, tuple[int, ...] | None]:
     """Host ("" for all interfaces), and the port when one is asked for."""
-    from meshagent.discovery.addresses import parse_address
+    from meshagent.core.model.network_addresses import parse_address
 
     if text in ("", "*", "0.0.0.0", "::"):  # noqa: S104 - the person asked for all interfaces
         return "", None
@@ -322,7 +322,7 @@ def _cant_listen(error: OSError, host: str, port: int) -> MeshError:
     """In the transport's words, which would say the same later."""
     import zmq
 
-    from meshagent.discovery.addresses import format_address
+    from meshagent.core.model.network_addresses import format_address
     from meshagent.transports.zmq.sockets import mesh_error
 
     where = format_address(host or "*", port) if port else host

@@ -161,7 +161,7 @@ class BulkNode:
         """Chunks that are on links to us for a pull that lives, or wait to be written."""
         if self.engine is None:
             return 0
-        live = self.engine._pulling._pulls
+        live = self.engine.downloads.requests.numbers()
         flying = self.bulk.flying.get(self.name, ())
         return self._unwritten + sum(1 for pull, _ in flying if pull in live)
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from meshagent.core.model.peers import LinkId, PeerState
+from meshagent.core.model.peers import PeerState
 from meshagent.core.model.records import Accusation, Record, sign_accusation, sign_record
 from meshagent.core.wire.codec import encode
 from meshagent.core.wire.frames import Gossip, Refuse
@@ -78,8 +78,8 @@ def test_a_restart_is_not_taken_for_a_copy(silently: bool, away_s: float) -> Non
 def on_every_link(liar: SimNode, parts: list[bytes]) -> None:
     """The liar sends this to whoever it has a link to."""
     assert liar.engine is not None
-    for link in list(liar.engine.links._links):
-        liar.network.send(liar, LinkId(link), parts)
+    for known in list(liar.engine.links.table):
+        liar.network.send(liar, known.link, parts)
 
 
 def test_a_lie_about_a_copy_stops_nobody() -> None:

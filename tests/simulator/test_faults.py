@@ -43,7 +43,7 @@ class Watch:
     def check(self) -> None:
         for node in self.mesh.running():
             assert node.engine is not None
-            members = node.engine.membership._members
+            members = node.engine.membership.members
             assert node.agent not in members
             for agent, member in members.items():
                 key = (node.name, node.runs, agent)
@@ -56,12 +56,12 @@ class Watch:
         assert node.engine is not None
         members, links = node.engine.membership, node.engine.links
         count = len(self.mesh.nodes)
-        assert len(members._members) < count
-        assert len(members._order._round) <= count
-        assert len(links._links) <= LINKS_MAX
+        assert len(members.members) < count
+        assert len(members.members.order._round) <= count
+        assert len(links.table) <= LINKS_MAX
         assert len(links._attempts) == 0
         assert len(links._dialing.targets) <= count
-        assert len(members._gossip) <= GOSSIP_MAX
+        assert len(members.gossip) <= GOSSIP_MAX
 
 
 def make_trouble(mesh: SimMesh, watch: Watch, rng: random.Random) -> None:

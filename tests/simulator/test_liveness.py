@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from meshagent.core.membership import engine as membership
+from meshagent.core.membership import members as membership
 from meshagent.core.membership.engine import LAN
 from meshagent.core.model.peers import AgentId, PeerState
 from meshagent.simulator import swarm as swarms

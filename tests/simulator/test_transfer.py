@@ -14,7 +14,8 @@ import pytest
 
 from meshagent.core.effects import Effect
 from meshagent.core.model.peers import AgentId
-from meshagent.core.transfer.download_queue import Want
+from meshagent.core.transfer.credit_window import CreditWindow
+from meshagent.core.transfer.download import Download
 from meshagent.core.transfer.downloads import DownloadConfig, Downloads
 from meshagent.core.transfer.uploads import UploadConfig, Uploads
 from meshagent.core.wire.frames import BlobAsk, BlobChunk, BlobMore, BlobStop, Frame
@@ -24,7 +25,7 @@ A, B, C, D = (AgentId(f"n{at}") for at in range(4))
 HEALED_S = 900.0  # several of the longest pauses
 CAUGHT_WITHIN = 40  # seeds
 WINDOW = DownloadConfig().window_max
-READS_PER_PULL = UploadConfig().reads_per_pull_max
+READS_PER_PULL = UploadConfig().reads_per_upload_max
 
 
 @pytest.fixture(autouse=True)
@@ -132,11 +133,11 @@ class Trouble:
             assert not node.failed
             if node.engine is None:
                 continue
-            pulling = node.engine._pulling
-            held = sum(each.held for each in pulling._active.values())
-            assert held == pulling._held <= WINDOW
-            assert len(pulling._active) <= DownloadConfig().active_max
-            assert node.engine._serving._reading <= UploadConfig().reads_max
+            downloads = node.engine.downloads
+            held = sum(each.held for each in downloads.slots.active.values())
+            assert held == downloads.window.used <= WINDOW
+            assert len(downloads.slots.active) <= DownloadConfig().active_max
+            assert node.engine.uploads._reading <= UploadConfig().reads_max
 
     def check_moved(self) -> None:
         """All that moved twice has an excuse."""
@@ -409,8 +410,8 @@ def test_a_quota_ends_it_and_an_unwanted_one_leaves_nothing() -> None:
         assert not node.store.open
         assert node.engine is not None
         assert node.engine.progress(fits) is None
-        assert not node.engine._pulling._wants
-        assert not bulk.nodes[B].engine._serving._clients  # type: ignore[union-attr]
+        assert not len(node.engine.downloads.table)
+        assert not bulk.nodes[B].engine.uploads._peers  # type: ignore[union-attr]
 
 
 def test_mail_that_waits_for_an_absent_source_costs_nothing() -> None:
@@ -442,7 +443,7 @@ def test_ten_thousand_asks_cost_bounded_memory_and_others_are_served() -> None:
             bulk.carry(C, B, BlobAsk(pull, sha256, size, B, b"", 0, 16))
         pull_one(bulk, 300, [B])
         bulk.world.run_until(bulk.settled, 10.0)
-        serving = bulk.nodes[B].engine._serving  # type: ignore[union-attr]
+        serving = bulk.nodes[B].engine.uploads  # type: ignore[union-attr]
         assert serving._count <= UploadConfig().per_peer_max + 8
         assert hostile.engine is None
         assert len(serving._unsent_ends) <= 256
@@ -468,7 +469,7 @@ def hostile_frame(rng: random.Random, bulk: Bulk, sha256: bytes) -> Frame:
     """Anything, with numbers that may be right."""
     engine = bulk.nodes[A].engine
     assert engine is not None
-    pull = rng.choice([*engine._pulling._pulls, 0, 1, 2**63 - 1])
+    pull = rng.choice([*engine.downloads.requests.numbers(), 0, 1, 2**63 - 1])
     number = rng.choice((0, 1, 5, 63, 64, 2**40, 2**63 - 1))
     return rng.choice((
         BlobChunk(pull, number, rng.randbytes(rng.choice((0, 3, 4, 5)))),
@@ -492,21 +493,19 @@ def credits_on_arrival(
     self: Downloads, frame: BlobChunk, peer: AgentId, now: float
 ) -> list[Effect]:
     effects = chunk(self, frame, peer, now)
-    want = self._pulls.get(frame.pull)
-    if want is not None and effects:
-        more = min(1, want.chunks - want.upto)
-        self._credit(want, more)
-        effects += self._more(want, 0, now)
+    download = self.requests.find(frame.pull)
+    if download is not None and effects:
+        more = min(1, download.chunks - download.upto)
+        effects.append(self.requests.more(download, more, now))
     return effects
 
 
 def blames_nobody(self: Downloads, sha256: bytes, now: float) -> list[Effect]:
-    return self._close(self._wants[sha256], discard=True) + self._go_on(now)
+    return self._close(self.table[sha256], discard=True) + self._continue(now)
 
 
-def keeps_credit(self: Downloads, want: Want) -> None:
-    del self._pulls[want.pull]
-    want.pull = 0
+def is_never_owed(self: Download) -> bool:
+    return False
 
 
 def does_nothing(*args: object) -> None:
@@ -529,9 +528,9 @@ MUTANTS: dict[str, tuple[Callable[[int], None], type, str, object]] = {
     "resumes from zero": (ten_cuts, Downloads, "opened", resumes_from_zero),
     "forgets what the link did not take": (full_links, Downloads, "not_sent", does_nothing),
     "loses a chunk that the link did not take": (full_links, Uploads, "not_sent", does_nothing),
-    "never leaves who stalls": (silent_source, Downloads, "_owes", lambda self, want: False),
+    "never leaves who stalls": (silent_source, Download, "is_owed", is_never_owed),
     "asks a liar again": (liar, Downloads, "wrong", blames_nobody),
-    "keeps a dead pull's credit": (whole_trouble, Downloads, "_take_back", keeps_credit),
+    "keeps a dead request's credit": (whole_trouble, CreditWindow, "take_back", does_nothing),
 }
 
 

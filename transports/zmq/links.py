@@ -1,6 +1,6 @@
-"""What the ZeroMQ transport keeps of each link. Holds; the transport decides.
+"""What the ZeroMQ transport knows of each link. Decides nothing.
 
-Invariant: a Dialled link has at most one DialledSockets, and whoever takes it away closes it.
+Invariant: a Dialled link has at most one DealerConnection, and whoever removes it closes it.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ import zmq
 
 from meshagent.core.model.peers import LinkId
 from meshagent.transports.limits import DIALLED_DESCRIPTORS, INBOUND_DESCRIPTORS
-from meshagent.transports.zmq.inbound_connections import InboundConnection
+from meshagent.transports.zmq.inbound_connections import AcceptedConnection
 from meshagent.transports.zmq.monitor import Monitor
 from meshagent.transports.zmq.reader import FrameReader, SocketReader
 
-__all__ = ["Dialled", "DialledSockets", "Inbound"]
+__all__ = ["DealerConnection", "Dialled", "Inbound"]
 
 
 @dataclass(eq=False, slots=True)
-class DialledSockets:
-    """The sockets of one attempt to connect, and how to read them."""
+class DealerConnection:
+    """The sockets of one attempt to connect, and their readers; the first reads frames."""
 
     dealer: zmq.Socket[bytes]
     monitor: Monitor
-    reader: FrameReader
-    drains: list[SocketReader] = field(default_factory=list)
+    frames: FrameReader
+    readers: list[SocketReader] = field(default_factory=list)
 
     def close(self, linger_ms: int) -> None:
-        for drain in self.drains:
-            drain.close()
+        """Close the sockets; frames that were sent get `linger_ms` to leave."""
+        for reader in self.readers:
+            reader.close()
         self.monitor.close()
         self.dealer.close(linger=linger_ms)
 
@@ -43,7 +44,7 @@ class Dialled:
     deadline: float
     opened: bool = False
     end: str = ""
-    line: DialledSockets | None = None
+    connection: DealerConnection | None = None
     untried: list[tuple[str, int]] = field(default_factory=list)
     resolving: asyncio.Task[None] | None = None
     cost = DIALLED_DESCRIPTORS
@@ -55,5 +56,5 @@ class Inbound:
 
     link: LinkId
     route: bytes
-    arrival: InboundConnection | None
+    connection: AcceptedConnection | None
     cost = INBOUND_DESCRIPTORS

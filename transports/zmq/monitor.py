@@ -1,4 +1,4 @@
-"""What libzmq says about a socket's connections. Never decides what follows from it.
+"""The events of a ZeroMQ socket's connections. Never decides what follows from them.
 
 Invariant: events come out in the order in which libzmq's thread made them.
 """
@@ -61,8 +61,8 @@ class Monitor:
         self.socket.setsockopt(zmq.RCVHWM, events_max)
         self.socket.connect(endpoint)
 
-    def drain(self, happened: Callable[[int, int], None]) -> None:
-        """Tell every waiting event and its value; the number is bounded by RCVHWM per turn."""
+    def read(self, happened: Callable[[int, int], None]) -> None:
+        """Pass on every waiting event with its value; RCVHWM limits how many there can be."""
         recv = self.socket.recv
         while not self.socket.closed and has_frames(self.socket):
             frame = recv(zmq.NOBLOCK, copy=False)
@@ -77,6 +77,6 @@ class Monitor:
         The order matters. libzmq's thread waits for ever in an event that has no reader, and
         holds the lock that stopping needs while it waits: so make room, stop, then stop reading.
         """
-        self.drain(lambda event, value: None)
+        self.read(lambda event, value: None)
         self._watched.disable_monitor()
         self.socket.close(linger=0)

@@ -1,8 +1,8 @@
-"""Reads a ZeroMQ socket from an asyncio loop, through its FD. Never blocks, never looks inside.
+"""Reads ZeroMQ sockets from an asyncio loop, through their FD. Never blocks, never decodes a frame.
 
-libzmq's FD is edge-triggered: it speaks once, and any call on the socket may eat the edge. So
-whoever uses the socket otherwise calls `look` afterwards, and so does a slow tick.
-Invariant: after `take` has returned True, or an edge was eaten, a run is scheduled.
+The FD of libzmq is edge-triggered: it becomes readable once, and any call on the socket may consume
+that edge. So whoever uses the socket otherwise calls `check` afterwards, and so does a slow timer.
+Invariant: after `read` has returned True, or an edge was consumed, a run is scheduled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import zmq
 
 from meshagent.transports.limits import LinkLimits
 
-__all__ = ["FrameReader", "Received", "SocketReader", "has_frames"]
+__all__ = ["FrameReader", "ReceivedFrame", "SocketReader", "has_frames"]
 
 log = logging.getLogger(__name__)
 
@@ -25,42 +25,42 @@ SKIPPED_PARTS_MAX = 4096  # parts of a refused frame that are dropped in one tur
 
 
 def has_frames(source: zmq.Socket[bytes]) -> bool:
-    """Whether something waits to be read. pyzmq takes twice as long to look at an option, and ten
-    times for an exception that says so."""
+    """Whether something waits to be read. Reading an option through pyzmq takes twice as long, and
+    an exception that says so ten times."""
     return bool(zmq.zmq_poll([(source, _READABLE)], 0))
 
 
 class SocketReader:
-    """Calls `take` when the socket may have something; `take` returns True if it left some.
+    """Calls `read` when the socket may have something; `read` returns True if it left some.
 
-    Its argument says whether the socket has spoken: then there is something, most likely.
+    Its argument says whether the FD was readable: then there is something, most likely.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         source: zmq.Socket[bytes],
-        take: Callable[[bool], bool],
+        read: Callable[[bool], bool],
     ) -> None:
         self._loop = loop
         self._source = source
-        self._take = take
-        self._due = False
+        self._read_waiting = read
+        self._scheduled = False
         self._closed = False
         self._fd = int(source.getsockopt(zmq.FD))
         loop.add_reader(self._fd, self._run, True)
-        self.poke()  # libzmq speaks only of what comes after somebody has looked in vain
+        self.schedule()  # libzmq signals only what comes after a read that found nothing
 
-    def poke(self) -> None:
-        """Read again soon, once however often this is called in a turn."""
-        if not self._due and not self._closed:
-            self._due = True
-            self._loop.call_soon(self._again)
+    def schedule(self) -> None:
+        """Read in the next turn of the loop, once however often this is called."""
+        if not self._scheduled and not self._closed:
+            self._scheduled = True
+            self._loop.call_soon(self._run_scheduled)
 
-    def look(self) -> None:
-        """Poke if the socket has something that no edge will tell us about."""
-        if not self._due and not self._closed and has_frames(self._source):
-            self.poke()
+    def check(self) -> None:
+        """Schedule a read if the socket has something that no edge will report."""
+        if not self._scheduled and not self._closed and has_frames(self._source):
+            self.schedule()
 
     def close(self) -> None:
         """Stop reading; the socket is closed by its owner, afterwards."""
@@ -68,28 +68,29 @@ class SocketReader:
             self._closed = True
             self._loop.remove_reader(self._fd)
 
-    def _again(self) -> None:
-        self._due = False
+    def _run_scheduled(self) -> None:
+        self._scheduled = False
         if not self._closed:
             self._run(False)
 
-    def _run(self, spoke: bool) -> None:
-        due, self._due = self._due, True  # whoever sends meanwhile need not look: `take` does, last
+    def _run(self, readable: bool) -> None:
+        # Set meanwhile, so that a send does not check the socket: `read` does that at its end.
+        due, self._scheduled = self._scheduled, True
         left = True
         try:
-            left = self._take(spoke)
+            left = self._read_waiting(readable)
         except zmq.ZMQError:
             left = False
             if not self._closed:
                 log.exception("A socket could not be read.")
         finally:
-            self._due = due
+            self._scheduled = due
             if left:
-                self.poke()
+                self.schedule()
 
 
-class Received:
-    """One frame as it came: no `route` on a dialled link, no `refusal` when within bounds."""
+class ReceivedFrame:
+    """One frame as it came: no `route` on a dialled link, no `refusal` when within the limits."""
 
     __slots__ = ("first", "parts", "refusal", "route", "size")
 
@@ -102,7 +103,7 @@ class Received:
 
 
 class FrameReader:
-    """Takes one frame at a time from a socket, within the bounds on parts and bytes."""
+    """Reads one frame at a time from a socket, within the limits on parts and bytes."""
 
     def __init__(self, source: zmq.Socket[bytes], limits: LinkLimits, *, routed: bool) -> None:
         self._source, self._recv = source, source.recv
@@ -110,11 +111,11 @@ class FrameReader:
         self._routed = routed
         self.skipping = False
 
-    def read(self, *, expected: bool = False) -> Received | None:
+    def read(self, *, expected: bool = False) -> ReceivedFrame | None:
         """The next frame; None when there is none, or while a refused one is being skipped.
 
-        `expected`: most likely there is one. Then it is not asked for, which takes a while; if
-        there is none after all, to hear that takes longer.
+        `expected`: most likely there is one. Then the socket is not asked first, which is faster
+        if there is one and slower if there is none.
         """
         if self.skipping and not self._skip():
             return None
@@ -127,17 +128,17 @@ class FrameReader:
             frame = self._recv(_NOW, copy=False)
         except zmq.Again:
             return None
-        received = Received(route, frame)
+        received = ReceivedFrame(route, frame)
         if frame.more:
             self._read_more(frame, received)
         elif received.size > self._limits.frame_bytes_max:
             received.refusal = "oversize"
         return received
 
-    def _read_more(self, frame: zmq.Frame, received: Received) -> None:
+    def _read_more(self, frame: zmq.Frame, received: ReceivedFrame) -> None:
         while frame.more and not received.refusal:
             frame = self._recv(_NOW, copy=False)
-            # A large part is not copied at all: the view keeps libzmq's memory until it is let go.
+            # A large part is not copied: the view keeps libzmq's memory until it is released.
             part = frame.buffer if len(frame) >= VIEWED_BYTES_MIN else frame.bytes
             received.parts.append(part)
             received.size += len(part)

@@ -1,4 +1,4 @@
-"""How our ZeroMQ sockets are set up, and what their errors mean. Never reads or writes a frame.
+"""How our ZeroMQ sockets are set up and written to, and what their errors mean. Never reads one.
 
 Invariant: a socket made here does not outlive its close (LINGER), never beats by itself
 (libzmq 4.3.5 can abort in its own heartbeats), and connects once: dialling again is the core's.
@@ -7,18 +7,40 @@ Invariant: a socket made here does not outlive its close (LINGER), never beats b
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import zmq
+from zmq.backend import Socket
 
+from meshagent.core.model.network_addresses import format_address
 from meshagent.errors import LimitReached, MeshError, PortBusy, TransportError
-from meshagent.transports.addresses import format_address, is_wildcard
+from meshagent.transports.addresses import is_wildcard
 from meshagent.transports.limits import LinkLimits
 from meshagent.transports.zmq.zap import DOMAIN
 
-__all__ = ["Keys", "bind", "is_route", "mesh_error", "open_dealer", "open_router"]
+__all__ = [
+    "Keys",
+    "bind",
+    "is_route",
+    "mesh_error",
+    "open_context",
+    "open_dealer",
+    "open_router",
+    "send_frame",
+]
+
+log = logging.getLogger(__name__)
+
+_MORE, _LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)  # computed once: it is slow
+_send_part = Socket.send  # of pyzmq's backend, without what pyzmq adds for other sockets
+
+HEAP_KEPT_BYTES = 4 * 1024 * 1024
+"""Once a block of this size was freed, glibc keeps smaller blocks for later allocations. Without it
+the memory of each large part goes back to the system: 256 page faults for a MiB."""
 
 ROUTE_BYTES = 16
 """Our routing ids: random, one per link, known to the two ends only. See `is_route`."""
@@ -53,6 +75,15 @@ def is_route(route: bytes) -> bool:
     other. A random id of 128 bits can't be foreseen, and libzmq ignores whoever repeats it.
     """
     return len(route) == ROUTE_BYTES and route[0] != 0
+
+
+def open_context(limits: LinkLimits) -> zmq.Context[zmq.Socket[bytes]]:
+    """A context with room for all links."""
+    bytearray(HEAP_KEPT_BYTES)  # allocated, and freed at once
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+    # Three sockets for each dialled link; the default of 1023 would be a hidden limit.
+    context.set(zmq.MAX_SOCKETS, 3 * limits.links_max + 16)
+    return context
 
 
 def open_router(
@@ -122,6 +153,19 @@ def _bind(router: zmq.Socket[bytes], host: str, port: int, *, ipv6: bool) -> int
     router.bind(f"tcp://{format_address(host, port)}")
     endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
     return int(endpoint.rstrip("\0").rpartition(":")[2])
+
+
+def send_frame(through: zmq.Socket[bytes], parts: Sequence[bytes | memoryview]) -> bool:
+    """Hand a frame to libzmq, which refuses it at its first part or takes all of it."""
+    try:
+        for part in parts[:-1]:
+            _send_part(through, part, _MORE)
+        _send_part(through, parts[-1], _LAST)
+    except zmq.ZMQError as error:
+        if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+            log.warning("A frame could not be sent: %s", error)
+        return False
+    return True
 
 
 def mesh_error(error: zmq.ZMQError, address: str) -> MeshError:

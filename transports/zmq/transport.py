@@ -18,49 +18,46 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import zmq
-from zmq.backend import Socket
 
+from meshagent.core.model.network_addresses import (
+    format_address,
+    ip_literal,
+    is_address,
+    parse_address,
+)
 from meshagent.core.model.peers import LinkId
 from meshagent.core.ports import LinkEvents
 from meshagent.errors import LocalProtocolError, PortBusy
-from meshagent.transports import addresses
+from meshagent.transports.addresses import interface_addresses, is_wildcard, resolve
 from meshagent.transports.limits import (
     DIALLED_DESCRIPTORS,
     INBOUND_DESCRIPTORS,
     LinkLimits,
     descriptors_for_links,
 )
-from meshagent.transports.link_events import tell
-from meshagent.transports.zmq.inbound_connections import InboundConnections, cut_off
-from meshagent.transports.zmq.links import Dialled, DialledSockets, Inbound
+from meshagent.transports.link_events import notify_owner
+from meshagent.transports.zmq.cpu_yield import CpuYield
+from meshagent.transports.zmq.inbound_connections import InboundConnections, shut_down
+from meshagent.transports.zmq.links import DealerConnection, Dialled, Inbound
 from meshagent.transports.zmq.monitor import DIALLING_EVENTS, LISTENING_EVENTS, Monitor, dialled_end
-from meshagent.transports.zmq.reader import FrameReader, Received, SocketReader, has_frames
+from meshagent.transports.zmq.reader import FrameReader, ReceivedFrame, SocketReader, has_frames
 from meshagent.transports.zmq.sockets import (
     Keys,
     bind,
     is_route,
     mesh_error,
+    open_context,
     open_dealer,
     open_router,
+    send_frame,
 )
-from meshagent.transports.zmq.yielding import CpuYield
 from meshagent.transports.zmq.zap import Door
 
 __all__ = ["ZmqTransport"]
 
 log = logging.getLogger(__name__)
 
-HEAP_KEPT_BYTES = 4 * 1024 * 1024
-"""A block of this size is freed when we start: from it glibc learns to keep what is as small for
-the next one, where it would else return the memory of each large part to the system and ask for
-it anew, 256 page faults for a MiB."""
-
-_MORE, _LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)  # made once: a part each costs
-
-_send_part = Socket.send  # pyzmq's own beneath what it adds for sockets of other kinds
-
-TICK_S = 1.0
-"""The safety tick: an edge that was missed, against all reasoning, costs a second."""
+TICK_S = 1.0  # every socket is checked this often, in case an edge was missed after all
 
 
 class ZmqTransport:
@@ -81,9 +78,9 @@ class ZmqTransport:
         self._links: dict[LinkId, Dialled | Inbound] = {}
         self._routes: dict[bytes, Inbound] = {}
         self._forgotten: dict[bytes, None] = {}
-        self._arrivals = InboundConnections()
-        self._give_way = CpuYield()
-        self._drains: list[SocketReader] = []
+        self._inbound = InboundConnections()
+        self._yield_cpu = CpuYield()
+        self._readers: list[SocketReader] = []
         self._descriptors = 0
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         soft = soft if soft != resource.RLIM_INFINITY else 1 << 20
@@ -99,8 +96,8 @@ class ZmqTransport:
     async def start(self, listen: str, port: int, events: LinkEvents) -> tuple[str, ...]:
         """Listen at a host or IP address ("" or "*" for all) and a port (0 for any free one)."""
         host = listen
-        if not addresses.is_wildcard(listen):
-            hosts = await addresses.resolve(listen.strip("[]"), port)
+        if not is_wildcard(listen):
+            hosts = await resolve(listen.strip("[]"), port)
             if not hosts:
                 raise PortBusy(
                     f"{listen!r} is not an address of this machine.",
@@ -109,16 +106,15 @@ class ZmqTransport:
             host = hosts[0]
         self._events = events
         self._loop = asyncio.get_running_loop()
-        bytearray(HEAP_KEPT_BYTES)  # taken, and freed at once
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context = open_context(self._limits)
         try:
             self._open()
             self._port, self._ipv6 = bind(self._router, host, port)
         except zmq.ZMQError as error:
-            for drain in self._drains:
-                drain.close()
+            for reader in self._readers:
+                reader.close()
             self._context.destroy(linger=0)
-            raise mesh_error(error, addresses.format_address(host or "*", port)) from error
+            raise mesh_error(error, format_address(host or "*", port)) from error
         self._host = host
         self._running = True
         self._timer = self._loop.call_later(TICK_S, self._tick)
@@ -126,27 +122,25 @@ class ZmqTransport:
 
     def _open(self) -> None:
         limits = self._limits
-        # Three sockets for each dialled link; the default of 1023 would be the hidden limit.
-        self._context.set(zmq.MAX_SOCKETS, 3 * limits.links_max + 16)
-        # The door stands before anybody can knock: with no handler libzmq would not ask.
+        # The ZAP handler comes before the ROUTER: without one libzmq would not ask.
         self._door = Door(self._context, self._loop, limits, self.refused, self._has_room)
-        self._drains.append(self._door.drain)
+        self._readers.append(self._door.reader)
         self._router = open_router(self._context, self._keys, limits)
         self._monitor = Monitor(
             self._context, "router", self._router, LISTENING_EVENTS, limits.monitor_events_max
         )
         self._reader = FrameReader(self._router, limits, routed=True)
-        self._frames = SocketReader(self._loop, self._router, self._take_inbound)
-        self._drains.append(self._frames)
-        self._drains.append(SocketReader(self._loop, self._monitor.socket, self._take_arrivals))
+        self._frames = SocketReader(self._loop, self._router, self._read_inbound)
+        self._readers.append(self._frames)
+        self._readers.append(SocketReader(self._loop, self._monitor.socket, self._read_accepted))
 
     def addresses(self) -> tuple[str, ...]:
         """Where others may dial us now: interfaces come and go, so ask again."""
         hosts = [self._host]
-        if addresses.is_wildcard(self._host):
+        if is_wildcard(self._host):
             most = self._limits.addresses_max
-            hosts = addresses.interface_addresses(ipv6=self._ipv6, most=most)
-        return tuple(addresses.format_address(host, self._port) for host in hosts)
+            hosts = interface_addresses(ipv6=self._ipv6, most=most)
+        return tuple(format_address(host, self._port) for host in hosts)
 
     async def close(self) -> None:
         """Close every link and socket; frames sent just now get `parting_s` to leave."""
@@ -157,12 +151,12 @@ class ZmqTransport:
         linger_ms = int(self._limits.parting_s * 1000)
         for entry in list(self._links.values()):
             self._remove(entry, linger_ms)
-        for drain in self._drains:
-            drain.close()
+        for reader in self._readers:
+            reader.close()
         self._monitor.close()
         self._router.close(linger=linger_ms)
         self._door.close()
-        self._drains.clear()
+        self._readers.clear()
         # In a thread of its own, which ends here: the loop's pool would keep one for ever.
         with ThreadPoolExecutor(1, "meshagent-close") as pool:
             await self._loop.run_in_executor(pool, self._context.term)
@@ -179,48 +173,42 @@ class ZmqTransport:
             raise LocalProtocolError("The transport is not running.", hint="Start it first.")
         patience_s = self._limits.connect_s + self._limits.handshake_s
         entry = Dialled(LinkId(next(self._numbers)), self._loop.time() + patience_s)
-        target = addresses.parse_address(address)
         has_room = self._has_room(DIALLED_DESCRIPTORS)
         self._add(entry)
         if not has_room:
             self._end_soon(entry.link, "limit")
-        elif target is None:
+        elif not is_address(address):
             self._end_soon(entry.link, "refused")
-        elif (host := addresses.literal(target[0])) is not None:
-            entry.untried = [(host, target[1])]
-            self._attempt(entry)
         else:
-            entry.resolving = self._loop.create_task(self._resolve(entry, *target))
+            name, port = parse_address(address)
+            if (host := ip_literal(name)) is not None:
+                entry.untried = [(host, port)]
+                self._attempt(entry)
+            else:
+                entry.resolving = self._loop.create_task(self._resolve(entry, name, port))
         return entry.link
 
     def send(self, link: LinkId, parts: Sequence[bytes | memoryview]) -> bool:
         """Hand one frame to libzmq; False when the link is not open, full or gone."""
         entry = self._links.get(link)
-        self._check_frame(parts)
+        self._limits.check_frame(parts)
         if isinstance(entry, Inbound):
-            sent = _send(self._router, (entry.route, *parts))
-            self._give_way()
-            self._frames.look()
+            sent = send_frame(self._router, (entry.route, *parts))
+            self._yield_cpu()
+            self._frames.check()
             return sent
-        if entry is None or entry.line is None or not entry.opened or entry.end:
+        if entry is None or entry.connection is None or not entry.opened or entry.end:
             return False
-        sent = _send(entry.line.dealer, parts)
-        self._give_way()
-        entry.line.drains[0].look()
+        sent = send_frame(entry.connection.dealer, parts)
+        self._yield_cpu()
+        entry.connection.readers[0].check()
         return sent
 
     def close_link(self, link: LinkId) -> None:
-        """Forget the link at once; its last frames get `parting_s` to leave, then it is cut."""
+        """Forget the link at once; its last frames get `parting_s` to leave, then it is closed."""
         entry = self._links.get(link)
         if entry is not None:
             self._remove(entry, int(self._limits.parting_s * 1000))
-
-    def _check_frame(self, parts: Sequence[bytes | memoryview]) -> None:
-        size = sum(map(len, parts))
-        if not 0 < len(parts) <= self._limits.frame_parts_max:
-            raise LocalProtocolError(f"A frame of {len(parts)} parts can't be sent.")
-        if size > self._limits.frame_bytes_max:
-            raise LocalProtocolError(f"A frame of {size} bytes is too large to be sent.")
 
     # Tables
 
@@ -235,22 +223,22 @@ class ZmqTransport:
             self._routes[entry.route] = entry
 
     def _remove(self, entry: Dialled | Inbound, linger_ms: int) -> None:
-        """Out of every table, its sockets closed; no event follows."""
+        """Remove it from every table and close its sockets; no event follows."""
         del self._links[entry.link]
         self._descriptors -= entry.cost
         if isinstance(entry, Inbound):
             del self._routes[entry.route]
             self._forget(entry.route)
-            if entry.arrival is not None:
-                entry.arrival.link = None
-                if self._running and not entry.arrival.gone:
-                    self._loop.call_later(linger_ms / 1000, cut_off, entry.arrival)
+            if entry.connection is not None:
+                entry.connection.link = None
+                if self._running and not entry.connection.gone:
+                    self._loop.call_later(linger_ms / 1000, shut_down, entry.connection)
             return
         if entry.resolving is not None:
             entry.resolving.cancel()
-        if entry.line is not None:
-            entry.line.close(linger_ms)
-            entry.line = None
+        if entry.connection is not None:
+            entry.connection.close(linger_ms)
+            entry.connection = None
 
     def _forget(self, route: bytes) -> None:
         self._forgotten[route] = None
@@ -266,23 +254,23 @@ class ZmqTransport:
         entry = self._links.get(link)
         if entry is not None:
             self._remove(entry, 0)
-            tell(self.refused, self._events.link_closed, link, reason)
+            notify_owner(self.refused, self._events.link_closed, link, reason)
 
     def _opened(self, entry: Dialled | Inbound, curve_key: bytes | None) -> None:
-        if not tell(self.refused, self._events.link_opened, entry.link, curve_key):
+        if not notify_owner(self.refused, self._events.link_opened, entry.link, curve_key):
             self._end(entry.link, "closed")
 
-    def _received(self, entry: Dialled | Inbound, received: Received) -> None:
+    def _received(self, entry: Dialled | Inbound, received: ReceivedFrame) -> None:
         if received.refusal:
             self.refused[received.refusal] += 1
             self._end(entry.link, "closed")
-        elif not tell(self.refused, self._events.link_received, entry.link, received.parts):
+        elif not notify_owner(self.refused, self._events.link_received, entry.link, received.parts):
             self._end(entry.link, "closed")
 
     # Dialled links
 
     async def _resolve(self, entry: Dialled, host: str, port: int) -> None:
-        hosts = await addresses.resolve(host, port)
+        hosts = await resolve(host, port)
         entry.resolving = None
         entry.untried = [(host, port) for host in hosts[: self._limits.attempts_max]]
         self._attempt(entry)
@@ -294,12 +282,12 @@ class ZmqTransport:
             return
         host, port = entry.untried.pop(0)
         try:
-            entry.line = self._connect(entry, host, port)
+            entry.connection = self._connect(entry, host, port)
         except zmq.ZMQError as error:
             log.warning("Dialling failed: %s", mesh_error(error, host))
             self._end_soon(entry.link, "refused")
 
-    def _connect(self, entry: Dialled, host: str, port: int) -> DialledSockets:
+    def _connect(self, entry: Dialled, host: str, port: int) -> DealerConnection:
         limits = self._limits
         dealer = open_dealer(self._context, self._keys, limits)
         try:
@@ -310,54 +298,58 @@ class ZmqTransport:
         except zmq.ZMQError:
             dealer.close(linger=0)
             raise
-        line = DialledSockets(dealer, monitor, FrameReader(dealer, limits, routed=False))
+        connection = DealerConnection(dealer, monitor, FrameReader(dealer, limits, routed=False))
 
-        line.drains = [
-            SocketReader(self._loop, dealer, partial(self._take_dialled, entry, line)),
-            SocketReader(self._loop, monitor.socket, lambda _: self._take_events(entry, line)),
+        connection.readers = [
+            SocketReader(self._loop, dealer, partial(self._read_dialled, entry, connection)),
+            SocketReader(self._loop, monitor.socket, partial(self._read_end, entry, connection)),
         ]
         try:
-            dealer.connect(f"tcp://{addresses.format_address(host, port)}")
+            dealer.connect(f"tcp://{format_address(host, port)}")
         except zmq.ZMQError:
-            line.close(0)
+            connection.close(0)
             raise
-        return line
+        return connection
 
-    def _read_events(self, entry: Dialled, line: DialledSockets) -> None:
+    def _read_events(self, entry: Dialled, connection: DealerConnection) -> None:
         def happened(event: int, value: int) -> None:
-            if entry.line is line and not entry.end:
+            if entry.connection is connection and not entry.end:
                 self._dialled_event(entry, event)
 
-        line.monitor.drain(happened)
+        connection.monitor.read(happened)
 
-    def _take_events(self, entry: Dialled, line: DialledSockets) -> bool:
-        """What the monitor has, and then every frame that came before an end of which it tells."""
-        self._read_events(entry, line)
-        return entry.line is line and bool(entry.end) and self._take_dialled(entry, line, False)
+    def _read_end(self, entry: Dialled, connection: DealerConnection, _: bool) -> bool:
+        """Read the monitor, and all frames that came before an end that it reports."""
+        self._read_events(entry, connection)
+        if entry.connection is not connection or not entry.end:
+            return False
+        return self._read_dialled(entry, connection, False)
 
-    def _take_dialled(self, entry: Dialled, line: DialledSockets, expected: bool) -> bool:
-        """Frames, as many as a turn may have; or the one that is expected, so that who waited for
-        it goes on before more is read. Whether some are left."""
+    def _read_dialled(self, entry: Dialled, connection: DealerConnection, expected: bool) -> bool:
+        """Read the frames of one turn; True when some are left.
+
+        Only one when it is expected: whoever waited for it continues before more is read.
+        """
         expected = expected and entry.opened
         frames, size = self._limits.turn_frames_max, self._limits.turn_bytes_max
-        while entry.line is line and frames > 0 and size > 0:
-            received = line.reader.read(expected=expected)
+        while entry.connection is connection and frames > 0 and size > 0:
+            received = connection.frames.read(expected=expected)
             if received is None:
-                return self._dialled_read(entry, line)
-            if not entry.opened:  # the frame overtook the event, which libzmq made before it
-                self._read_events(entry, line)
-            if entry.line is line:
+                return self._dialled_all_read(entry, connection)
+            if not entry.opened:  # libzmq made the event first, and it comes on another socket
+                self._read_events(entry, connection)
+            if entry.connection is connection:
                 self._received(entry, received)
-            if expected and entry.line is line:
-                return has_frames(line.dealer) or self._dialled_read(entry, line)
+            if expected and entry.connection is connection:
+                return has_frames(connection.dealer) or self._dialled_all_read(entry, connection)
             frames, size = frames - 1, size - received.size
-        return entry.line is line
+        return entry.connection is connection
 
-    def _dialled_read(self, entry: Dialled, line: DialledSockets) -> bool:
-        """Every frame that is here has been handed on; False, unless one is in the middle."""
-        if entry.end and not line.reader.skipping:
-            self._dialled_ended(entry, line)
-        return line.reader.skipping
+    def _dialled_all_read(self, entry: Dialled, connection: DealerConnection) -> bool:
+        """All frames that are here are handed on; True while one is being skipped."""
+        if entry.end and not connection.frames.skipping:
+            self._dialled_ended(entry, connection)
+        return connection.frames.skipping
 
     def _dialled_event(self, entry: Dialled, event: int) -> None:
         entry.end = dialled_end(event, opened=entry.opened)
@@ -365,80 +357,79 @@ class ZmqTransport:
             entry.opened = True
             self._opened(entry, None)
 
-    def _dialled_ended(self, entry: Dialled, line: DialledSockets) -> None:
-        """Every frame that came before the end has been handed on."""
+    def _dialled_ended(self, entry: Dialled, connection: DealerConnection) -> None:
+        """All frames that came before the end are handed on."""
         if entry.end == "refused" and entry.untried:
-            line.close(0)
-            entry.end, entry.line = "", None
+            connection.close(0)
+            entry.end, entry.connection = "", None
             self._attempt(entry)
         else:
             self._end(entry.link, entry.end)
 
     # Inbound links
 
-    def _take_arrivals(self, _: bool) -> bool:
-        """What the monitor has, and then every frame that came before the ends it tells of."""
+    def _read_accepted(self, _: bool) -> bool:
+        """Read the monitor, and all frames that came before the ends that it reports."""
         self._read_monitor()
-        return self._take_inbound(False)
+        return self._read_inbound(False)
 
-    def _take_inbound(self, expected: bool) -> bool:
-        """As `_take_dialled`."""
+    def _read_inbound(self, expected: bool) -> bool:
+        """As `_read_dialled`."""
         frames, size = self._limits.turn_frames_max, self._limits.turn_bytes_max
         while self._running and frames > 0 and size > 0:
             received = self._reader.read(expected=expected)
             if received is None:
-                return self._reader.skipping or self._settle()
+                return self._reader.skipping or self._end_lost()
             entry = self._routes.get(received.route) or self._admit(received)
             if entry is not None:
                 self._received(entry, received)
             if expected and self._running:
-                return has_frames(self._router) or self._reader.skipping or self._settle()
+                return has_frames(self._router) or self._reader.skipping or self._end_lost()
             frames, size = frames - 1, size - received.size
         return self._running
 
     def _read_monitor(self) -> None:
-        self._monitor.drain(self._inbound_event)
-        crowd = len(self._arrivals) - self._strangers_max
-        for arrival in itertools.islice(self._arrivals.strangers(), max(crowd, 0)):
-            cut_off(arrival)
+        self._monitor.read(self._inbound_event)
+        excess = len(self._inbound) - self._strangers_max
+        for connection in itertools.islice(self._inbound.silent(), max(excess, 0)):
+            shut_down(connection)
 
     def _inbound_event(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
-            self._arrivals.accepted(value)
+            self._inbound.accepted(value)
         else:
-            self._arrivals.disconnected(value)
+            self._inbound.disconnected(value)
 
-    def _admit(self, received: Received) -> Inbound | None:
-        """The new link of a first frame, or None when its sender is turned away."""
+    def _admit(self, received: ReceivedFrame) -> Inbound | None:
+        """The new link of a first frame; None when it is refused."""
         if received.route in self._forgotten:
             self.refused["forgotten"] += 1
             return None
-        self._read_monitor()  # its arrival is in there by now: see arrivals.py
+        self._read_monitor()  # by now it names the connection: see inbound_connections.py
         link = LinkId(next(self._numbers))
-        arrival = self._arrivals.claim(int(received.first.get(zmq.SRCFD)), link)
-        refusal = self._refusal(received)
+        connection = self._inbound.claim(int(received.first.get(zmq.SRCFD)), link)
+        refusal = "" if self._has_room() else "limit"
+        if not is_route(received.route):
+            refusal = "routing id"
         if refusal:
             self.refused[refusal] += 1
             self._forget(received.route)
-            if arrival is not None:
-                cut_off(arrival)
+            if connection is not None:
+                shut_down(connection)
             return None
-        entry = Inbound(link, received.route, arrival)
+        entry = Inbound(link, received.route, connection)
         self._add(entry)
         self._opened(entry, bytes.fromhex(str(received.first.get("User-Id"))))
         return self._routes.get(received.route)
 
-    def _refusal(self, received: Received) -> str:
-        if not is_route(received.route):
-            return "routing id"
-        return "" if self._has_room() else "limit"
+    def _end_lost(self) -> bool:
+        """All frames are read, so links whose connection is gone end now.
 
-    def _settle(self) -> bool:
-        """All frames are read: now the ends that the monitor told of may be told on. Whoever hears
-        of one may use the socket, so True: somebody has to look again."""
-        if not self._arrivals.has_departed:
+        True when there are some: their owner may use the socket, so it must be checked again.
+        """
+        if not self._inbound.has_disconnected:
             return False
-        lost, silent = self._arrivals.settle()
+        lost, silent = self._inbound.take_lost()
         known = min(silent, self._door.turned_away)  # counted by their reason already
         self._door.turned_away -= known
         if silent > known:
@@ -450,24 +441,11 @@ class ZmqTransport:
     def _tick(self) -> None:
         self._timer = self._loop.call_later(TICK_S, self._tick)
         now = self._loop.time()
-        drains = list(self._drains)
+        readers = list(self._readers)
         for entry in list(self._links.values()):
             if isinstance(entry, Dialled):
-                drains.extend(entry.line.drains if entry.line else ())
+                readers.extend(entry.connection.readers if entry.connection else ())
                 if not entry.opened and now > entry.deadline:
                     self._end_soon(entry.link, "refused")
-        for drain in drains:
-            drain.look()
-
-
-def _send(through: zmq.Socket[bytes], parts: Sequence[bytes | memoryview]) -> bool:
-    """libzmq refuses a frame at its first part or takes it whole."""
-    try:
-        for part in parts[:-1]:
-            _send_part(through, part, _MORE)
-        _send_part(through, parts[-1], _LAST)
-    except zmq.ZMQError as error:
-        if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
-            log.warning("A frame could not be sent: %s", error)
-        return False
-    return True
+        for reader in readers:
+            reader.check()

@@ -51,7 +51,7 @@ class Door:
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(ENDPOINT)
-        self.drain = SocketReader(loop, self._socket, self._take)
+        self.reader = SocketReader(loop, self._socket, self._read_requests)
 
     def deny(self, curve_key: bytes, seconds: float) -> None:
         """Turn this key away for a while."""
@@ -63,10 +63,10 @@ class Door:
 
     def close(self) -> None:
         """Nobody comes in from now on."""
-        self.drain.close()
+        self.reader.close()
         self._socket.close(linger=0)
 
-    def _take(self, _: bool) -> bool:
+    def _read_requests(self, _: bool) -> bool:
         for _turn in range(TURN_REQUESTS_MAX):
             try:
                 request = self._socket.recv_multipart(zmq.NOBLOCK)

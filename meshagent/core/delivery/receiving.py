@@ -240,10 +240,10 @@ class Receiving:
 
     def _take_receipt(self, peer: AgentId, message: Message, now_ms: int, taken: _Taken) -> None:
         match message.data:
-            case {"id": str() as ident, "state": str() as state} if (
-                is_id(ident) and state in _RECIPIENT_SAYS
-            ):
+            case {"id": str() as ident, "state": str() as state} if is_id(ident) and is_id(state):
                 reason = message.data.get("reason", "")
+                if state not in _RECIPIENT_SAYS:
+                    return  # a newer node has more to say than we know
                 if reason == "" or is_id(reason):
                     self._receipt_came(peer, ident)
                     taken.rows.append(ReceiptRow(peer, ident, state, now_ms, reason))

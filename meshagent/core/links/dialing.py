@@ -1,9 +1,9 @@
-"""Whom to dial, where, and when again. Never connects: it says which address is next.
+"""Whom to dial, at which address, and when to try again. Never connects.
 
-Each target is an agent, or a bare address that somebody named. Its addresses are tried one after
-the other with a short head start each (RFC 8305's way: the first that answers wins, and a dead
-one delays nothing much); when all have failed the target rests, longer each time.
-Invariant: at most one round is under way per target, and targets are bounded.
+A target is an agent, or a bare address that somebody named. Its addresses are tried one after the
+other with a short head start each, as in RFC 8305: the first that answers wins, and a dead one
+costs little time. When all have failed, the target pauses, longer each time.
+Invariant: at most one round is under way per target, and the number of targets is limited.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from meshagent.core.membership.lifeguard import backoff_s
 from meshagent.core.model.records import ADDRESSES_MAX
 
-__all__ = ["Dialing", "DialingConfig", "Target"]
+__all__ = ["DialTarget", "Dialing", "DialingConfig"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +22,20 @@ class DialingConfig:
     """The knobs of redialling."""
 
     head_start_s: float = 0.2
-    """The next address is tried this much later: shorter makes more needless connections."""
+    """The next address is tried this much later. Shorter makes more needless connections."""
     first_pause_s: float = 0.2
     longest_pause_s: float = 60.0
-    """A peer that returns dials us itself; this only bounds the wait where it can't."""
+    """A peer that returns dials us. This limits the wait for a peer that can't."""
     again_s: float = 1.0
-    """A hint that is no news renews hope at most this often: hints are free to send."""
+    """A hint that names no new address ends a pause at most this often: anyone can send hints."""
     rounds_max: int = 8
-    """An agent that nobody vouches for is forgotten after so many rounds without an answer."""
+    """An agent known only from hints is forgotten after this many rounds without an answer."""
     targets_max: int = 4096
 
 
 @dataclass(slots=True)
-class Target:
-    """Somebody we would like a link to."""
+class DialTarget:
+    """An agent or address that we want a link to."""
 
     key: str
     agent: str
@@ -50,7 +50,7 @@ class Target:
     tried_at: float = float("-inf")
 
     def in_order(self) -> list[str]:
-        """The order to try them in: what answered last, then others, loopback at the end."""
+        """The addresses in the order to try: the last that answered first, loopback last."""
         return sorted(self.addresses, key=lambda each: (each != self.good, _is_loopback(each)))
 
 
@@ -58,14 +58,14 @@ class Dialing:
     """The targets, and when each that has no link is due."""
 
     def __init__(self, rng: random.Random, config: DialingConfig) -> None:
-        self.targets: dict[str, Target] = {}
-        self._due: dict[str, Target] = {}
+        self.targets: dict[str, DialTarget] = {}
+        self._due: dict[str, DialTarget] = {}
         self._rng, self._config = rng, config
 
     def want(
         self, agent: str, addresses: tuple[str, ...], lasting: bool, now: float, wait_s: float
     ) -> None:
-        """Somebody says that `agent` may be at these addresses; a new address is tried soon."""
+        """`agent` may be at these addresses; a new address is tried soon."""
         if not agent and not lasting and (known := self._at(addresses)) is not None:
             self._renew(known, addresses, now, wait_s)
             return
@@ -74,24 +74,26 @@ class Dialing:
         if target is None:
             if len(self.targets) >= self._config.targets_max and not self._evict():
                 return
-            target = self.targets[key] = Target(key, agent, [], lasting, now + wait_s)
+            target = self.targets[key] = DialTarget(key, agent, [], lasting, now + wait_s)
             self._due[key] = target
         target.lasting = target.lasting or lasting
         self._renew(target, addresses, now, wait_s)
 
     def moved_out(self, key: str, address: str, now: float) -> None:
-        """Somebody else answers there now: find out who."""
+        """Another agent answers at this address now: dial it as a bare address to find out who."""
         target = self.targets.get(key)
         if target is not None and target.agent and address in target.addresses:
             target.addresses.remove(address)
             self.want("", (address,), False, now, 0.0)
 
-    def _at(self, addresses: tuple[str, ...]) -> Target | None:
-        """Whoever is thought to be at one of these already."""
+    def _at(self, addresses: tuple[str, ...]) -> DialTarget | None:
+        """The target that already has one of these addresses."""
         there = set(addresses)
         return next((t for t in self.targets.values() if not there.isdisjoint(t.addresses)), None)
 
-    def _renew(self, target: Target, addresses: tuple[str, ...], now: float, wait_s: float) -> None:
+    def _renew(
+        self, target: DialTarget, addresses: tuple[str, ...], now: float, wait_s: float
+    ) -> None:
         news = [each for each in addresses if each not in target.addresses]
         if news:
             target.addresses = [*news, *target.addresses][:ADDRESSES_MAX]
@@ -99,31 +101,31 @@ class Dialing:
             self.hurry(target.key, now + wait_s)
 
     def hurry(self, key: str, when: float) -> None:
-        """There is reason to hope: forget the failures."""
+        """The target is likely to answer: forget its failures and dial it by `when`."""
         target = self.targets.get(key)
         if target is not None:
             target.failures = 0
             target.next_at = min(target.next_at, when)
 
     def drop(self, key: str) -> None:
-        """Nobody wants this one any more."""
+        """Stop dialling this target."""
         self.targets.pop(key, None)
         self._due.pop(key, None)
 
     def linked(self, agent: str) -> None:
-        """`agent` has a link: its targets rest."""
+        """`agent` has a link: do not dial its targets."""
         for target in self._of(agent):
             target.trying, target.untried = 0, []
             self._due.pop(target.key, None)
 
     def unlinked(self, agent: str, now: float) -> None:
-        """`agent` has no link any more: its targets are due again, at once."""
+        """`agent` lost its last link: its targets are due now."""
         for target in self._of(agent):
             self._due[target.key] = target
             target.failures, target.trying, target.untried = 0, 0, []
             target.next_at = now
 
-    def due(self, now: float) -> list[tuple[Target, str]]:
+    def due(self, now: float) -> list[tuple[DialTarget, str]]:
         """The addresses to dial now, one per target."""
         chosen = []
         for target in list(self._due.values()):
@@ -141,7 +143,7 @@ class Dialing:
         return chosen
 
     def failed(self, key: str, now: float) -> bool:
-        """One address did not answer; True when it was the last one of the round."""
+        """One address did not answer. True when it was the last one of the round."""
         target = self.targets.get(key)
         if target is None:
             return False
@@ -173,7 +175,7 @@ class Dialing:
         """When the next target is due."""
         return min((each.next_at for each in self._due.values()), default=None)
 
-    def _of(self, agent: str) -> list[Target]:
+    def _of(self, agent: str) -> list[DialTarget]:
         return [each for each in self.targets.values() if agent in (each.agent, each.last_agent)]
 
     def _evict(self) -> bool:

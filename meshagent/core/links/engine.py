@@ -1,12 +1,14 @@
-"""Which links there are, who is at their other ends, and which one serves each peer.
+"""Which links there are, who is at their other ends, and which one is used for each peer.
 
-Never opens a socket: the driver dials, and tells what happened. Invariant: a frame counts for a
-peer only on a link whose other end has proved to be that peer; per peer and run at most one link
-is kept once things settle, the one dialled by the smaller agent id.
+Never opens a socket: the driver dials and reports what happened. Invariant: a frame counts for a
+peer only on a link whose other end has proved to be that peer. When both peers have settled, at
+most one link per peer and run is left: the one that the smaller agent id dialled.
 
-    dialled:  DIALLING ─opened─▶ GREETING ─WELCOME─▶ OPEN
-    inbound:             WAITING ─HELLO─▶ OPEN
-    either:   ─another run of that agent is linked─▶ CHECKING ─▶ OPEN, or refused as a clone
+    dialled:  DIALLING ─opened─▶ HELLO_SENT ─Welcome─▶ OPEN
+    inbound:         opened─▶ AWAITING_HELLO ─Hello─▶ OPEN
+    either:   ─another run of that agent has a link─▶ CHECKING ─▶ OPEN, or refused as a clone
+
+`HANDLERS`, at the end, says what a frame does in each state.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
 from meshagent.core.effects import (
     CloneFound,
@@ -28,23 +29,24 @@ from meshagent.core.effects import (
     Transmit,
     Unreachable,
 )
+from meshagent.core.links.clones import CloneCheck
 from meshagent.core.links.dialing import Dialing, DialingConfig
 from meshagent.core.links.handshake import (
     FEATURES,
     Refusal,
     check_hello,
     check_welcome,
-    clone_proof_started,
     common_features,
     make_hello,
-    make_here,
     make_welcome,
     refuse_clone,
 )
+from meshagent.core.links.link_table import Link, LinkState, LinkTable
 from meshagent.core.model.identity import Signer, Verify
 from meshagent.core.model.peers import AgentId, Candidate, LinkId
 from meshagent.core.model.records import Record
 from meshagent.core.wire.frames import (
+    FRAMES,
     MEMBERS_MAX,
     NONCE_BYTES,
     TEXT_CHARACTERS_MAX,
@@ -58,7 +60,7 @@ from meshagent.core.wire.frames import (
 )
 from meshagent.errors import RemoteProtocolError
 
-__all__ = ["Links", "LinksConfig"]
+__all__ = ["HANDLERS", "Links", "LinksConfig"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,58 +68,17 @@ class LinksConfig:
     """The knobs of links."""
 
     handshake_s: float = 5.0
-    """A link that has not proved who it is by then is closed."""
+    """A link whose handshake is not complete by then is closed."""
     check_s: float = 1.0
-    """How long an older link may take to show that its end still runs."""
-    courtesy_s: float = 0.6
-    """Of two that learn of each other at once, the larger id waits this long for the smaller."""
+    """How long an older run of an agent may take to prove that it still runs."""
+    smaller_id_dials_s: float = 0.6
+    """When two agents learn of each other at once, the larger id dials this much later."""
     settled_s: float = 10.0
-    """Two that dial each other at once are done by then: a later second link means that the
-    first is dead at the other end, whatever our own kernel believes."""
+    """Two agents that dial each other at once are done by then. A second link that comes later
+    means that the first is dead at the other end, whatever our own kernel believes."""
     dialing: DialingConfig = field(default_factory=DialingConfig)
     features: Mapping[str, int] = field(default_factory=lambda: FEATURES)
     """What we offer beyond the protocol's version, each with the newest form of it we know."""
-
-
-NOBODY = AgentId("")
-
-
-class LinkState(Enum):
-    """How far a link has come."""
-
-    DIALLING = "dialling"
-    GREETING = "greeting"
-    WAITING = "waiting"
-    CHECKING = "checking"
-    OPEN = "open"
-
-
-TRANSITIONS: dict[tuple[LinkState, type[Frame]], LinkState] = {
-    (LinkState.WAITING, Hello): LinkState.OPEN,
-    (LinkState.GREETING, Welcome): LinkState.OPEN,
-}
-"""What a handshake frame leads to; a pair that is not here is a protocol error."""
-
-
-@dataclass(slots=True)
-class Link:
-    """One connection and what we know about its other end."""
-
-    link: LinkId
-    dialled: bool
-    state: LinkState
-    since: float
-    address: str = ""
-    target: str = ""
-    expected: str = ""
-    curve_key: bytes | None = None
-    nonce: bytes = b""
-    agent: AgentId = NOBODY
-    started_ms: int = 0
-    record: bytes = b""
-    hello: Hello | None = None
-    check_nonce: bytes = b""
-    features: Mapping[str, int] = field(default_factory=dict)
 
 
 class Links:
@@ -134,46 +95,45 @@ class Links:
         config: LinksConfig | None = None,
     ) -> None:
         self.refused: Counter[str] = Counter()
+        self.table = LinkTable(signer.agent)
         self._signer, self._mesh_id, self._verify = signer, mesh_id, verify
         self._rng, self._started_ms, self._my_record = rng, started_ms, my_record
         self._config = config or LinksConfig()
+        self._clones = CloneCheck(signer, mesh_id, verify, started_ms)
         self._dialing = Dialing(rng, self._config.dialing)
-        self._links: dict[LinkId, Link] = {}
         self._attempts: dict[int, Link] = {}
-        self._by_agent: dict[AgentId, list[Link]] = {}
         self._pinned: dict[str, bytes] = {}
         self._attempt = 0
-        self._unsettled: set[LinkId] = set()
 
-    # -- what others may ask ------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------
 
     def link_to(self, agent: AgentId) -> LinkId | None:
-        """The link that serves this agent best."""
-        links = self._by_agent.get(agent)
-        return links[0].link if links else None
+        """The link that is used for this agent."""
+        best = self.table.best(agent)
+        return best.link if best else None
 
     def linked(self) -> list[AgentId]:
-        """Everyone who has a link."""
-        return list(self._by_agent)
+        """Everyone who has an open link."""
+        return self.table.agents()
 
     def address_of(self, agent: AgentId) -> str:
-        """Where we reached it, when it was we who dialled."""
-        return next((each.address for each in self._by_agent.get(agent, ()) if each.address), "")
+        """The address at which we dialled it; empty when it dialled us."""
+        return next((each.address for each in self.table.open_links(agent) if each.address), "")
 
     def features(self, agent: AgentId) -> Mapping[str, int]:
         """What this agent and we can both do beyond the version; nothing while it has no link."""
-        links = self._by_agent.get(agent)
-        return links[0].features if links else {}
+        best = self.table.best(agent)
+        return best.features if best else {}
 
     def agent_on(self, link: LinkId) -> AgentId | None:
         """Who is at the other end of an open link."""
-        known = self._links.get(link)
+        known = self.table.get(link)
         return known.agent if known and known.state is LinkState.OPEN else None
 
     def pin(self, agent: str, key: bytes) -> bytes:
-        """The key this id was first seen with; any other one for it is an impostor's."""
+        """The key this id was first seen with. Whoever uses another key for it is an impostor."""
         pinned = self._pinned.setdefault(agent, key)
-        if len(self._pinned) > MEMBERS_MAX:  # the oldest gives way; its id still binds its key
+        if len(self._pinned) > MEMBERS_MAX:  # forget the oldest: its id is bound to its key anyway
             del self._pinned[next(iter(self._pinned))]
         return pinned
 
@@ -181,18 +141,17 @@ class Links:
         """The key this id was first seen with, if it was seen."""
         return self._pinned.get(agent)
 
-    # -- what to connect to -------------------------------------------------------------------
+    # -- whom to dial -------------------------------------------------------------------------
 
     def found(self, candidate: Candidate, lasting: bool, patient: bool, now: float) -> None:
-        """Discovery or gossip hints at somebody; `patient` gives them time to dial us first."""
+        """Somebody may be there; `patient` gives a smaller id time to dial us first."""
         agent = candidate.agent
         if not candidate.addresses:
             return
-        wait_s = 0.0
-        if patient and agent < self._signer.agent:
-            wait_s = self._config.courtesy_s
+        waits = patient and agent < self._signer.agent
+        wait_s = self._config.smaller_id_dials_s if waits else 0.0
         self._dialing.want(agent, candidate.addresses, lasting, now, wait_s)
-        if agent in self._by_agent:
+        if self.table.best(AgentId(agent)) is not None:
             self._dialing.linked(agent)
 
     def hurry(self, agent: AgentId, now: float) -> None:
@@ -200,32 +159,30 @@ class Links:
         self._dialing.hurry(agent, now)
 
     def hurry_all(self, now: float) -> None:
-        """Our own network changed: dial at once whoever has no link."""
+        """Our own network changed: dial everyone who has no link now."""
         for key in list(self._dialing.targets):
             self._dialing.hurry(key, now)
 
     def lose_interest(self, agent: AgentId) -> None:
-        """The agent left: it will come back by itself."""
+        """The agent left: stop dialling it. It dials us when it returns."""
         self._dialing.drop(agent)
 
     def dialled(self, attempt: int, link: LinkId) -> None:
-        """The driver says which link this attempt became."""
+        """The driver reports which link an attempt became."""
         known = self._attempts.pop(attempt, None)
         if known is not None:
             known.link = link
-            self._links[link] = known
-            self._unsettled.add(link)
+            self.table.add(known)
 
-    # -- what the transport tells -------------------------------------------------------------
+    # -- what the transport reports -----------------------------------------------------------
 
     def opened(self, link: LinkId, curve_key: bytes | None, now: float) -> list[Effect]:
-        """A connection passed the door."""
-        self._unsettled.add(link)
-        known = self._links.get(link)
+        """A connection passed the transport's own handshake."""
+        known = self.table.get(link)
         if known is None:
-            self._links[link] = Link(link, False, LinkState.WAITING, now, curve_key=curve_key)
+            self.table.add(Link(link, False, LinkState.AWAITING_HELLO, now, curve_key=curve_key))
             return []
-        known.state, known.since = LinkState.GREETING, now
+        known.state, known.since = LinkState.HELLO_SENT, now
         known.nonce = self._rng.randbytes(NONCE_BYTES)
         hello = make_hello(
             self._signer, self._mesh_id, known.expected, known.nonce, self._started_ms,
@@ -234,60 +191,57 @@ class Links:
         return [Transmit(link, hello)]
 
     def received(self, link: LinkId, frame: Frame, now: float) -> list[Effect]:
-        """A frame of the handshake, or one on a link that is not open."""
-        known = self._links.get(link)
+        """A frame of the handshake, or any frame on a link that is not open."""
+        known = self.table.get(link)
         if known is None:
             return []
+        handler = HANDLERS.get((known.state, type(frame)))
+        if handler is None:
+            name = type(frame).__name__
+            raise RemoteProtocolError(f"A {name} can't come on a link that is {known.state.value}.")
         try:
-            return self._handle(known, frame, now)
+            return handler(self, known, frame, now)
         except Refusal as refusal:
             self.refused[refusal.why] += 1
-            return [
-                Transmit(link, Refuse(refusal.why, refusal.reason)),
-                *self._discard(known, now),
-            ]
+            return self._refuse(known, Refuse(refusal.why, refusal.reason), now)
 
     def closed(self, link: LinkId, reason: str, now: float) -> list[Effect]:
-        """The transport lost the link, or never made it."""
-        known = self._links.pop(link, None)
+        """The transport lost the link, or could not make it."""
+        known = self.table.get(link)
         if known is None:
             return []
-        self._unsettled.discard(link)
         if known.state is LinkState.OPEN:
-            return self._lost(known, now)
-        effects: list[Effect] = []
+            return self._lose(known, now)
+        self.table.remove(known)
         if known.dialled and self._dialing.failed(known.target, now) and known.expected:
-            effects.append(Unreachable(AgentId(known.expected)))
-        return effects
+            return [Unreachable(AgentId(known.expected))]
+        return []
 
     def broke_protocol(self, link: LinkId, now: float, reason: str) -> list[Effect]:
         """The other end sent bytes that no member's software sends, or a frame too new for us."""
         self.refused["protocol"] += 1
-        known = self._links.get(link)
+        known = self.table.get(link)
         if known is None:
             return [CloseLink(link)]
-        return [
-            Transmit(link, Refuse("protocol", reason[:TEXT_CHARACTERS_MAX])),
-            *self._discard(known, now),
-        ]
+        return self._refuse(known, Refuse("protocol", reason[:TEXT_CHARACTERS_MAX]), now)
 
     def cut(self, agent: AgentId, now: float) -> list[Effect]:
-        """Nothing is heard on the links to this agent: end them, and dial anew.
+        """Nothing is heard on the links to this agent: close them and dial again.
 
         A connection whose far end lost its address or its power looks healthy here for minutes.
         """
         effects: list[Effect] = []
-        for silent in list(self._by_agent.get(agent, ())):
+        for silent in self.table.open_links(agent):
             effects.append(Transmit(silent.link, Bye("nothing is heard on this link")))
             effects += self._discard(silent, now)
         return effects
 
     def close_all(self, last_word: Frame, reason: str) -> list[Effect]:
-        """The node ends. Who has our Hello may count us in already, so it is told too."""
-        told = (LinkState.OPEN, LinkState.GREETING)
+        """The node stops. A peer that has our Hello may already list us, so it is told too."""
+        told = (LinkState.OPEN, LinkState.HELLO_SENT)
         return [
             Transmit(known.link, frame)
-            for known in self._links.values()
+            for known in self.table
             if known.state in told
             for frame in (last_word, Bye(reason))
         ]
@@ -295,12 +249,13 @@ class Links:
     # -- timers -------------------------------------------------------------------------------
 
     def on_timer(self, now: float) -> list[Effect]:
-        """Dial who is due; give up on those who do not prove themselves."""
+        """Dial who is due, and close links whose handshake takes too long."""
         effects: list[Effect] = []
-        for link in [each for each in self._unsettled if now >= self._expires(each)]:
-            known = self._links[link]
+        for known in self.table.unproven():
+            if now < self._expires(known):
+                continue
             if known.state is LinkState.CHECKING:
-                effects += self._replace_older(known, now)
+                effects += self._replace_older_run(known, now)
             else:
                 effects += self._discard(known, now)
         for target, address in self._dialing.due(now):
@@ -314,53 +269,30 @@ class Links:
 
     def deadline(self) -> float | None:
         """When on_timer is wanted next."""
-        times = [self._expires(link) for link in self._unsettled]
+        times = [self._expires(each) for each in self.table.unproven()]
         dialing = self._dialing.deadline()
         if dialing is not None:
             times.append(dialing)
         return min(times, default=None)
 
-    def _expires(self, link: LinkId) -> float:
-        known = self._links[link]
+    def _expires(self, known: Link) -> float:
         checking = known.state is LinkState.CHECKING
         return known.since + (self._config.check_s if checking else self._config.handshake_s)
 
-    # -- the handshake ------------------------------------------------------------------------
+    # -- handlers: one for each entry of HANDLERS -----------------------------------------------
 
-    def _handle(self, known: Link, frame: Frame, now: float) -> list[Effect]:
-        match frame:
-            case Refuse():
-                return self._refused_by_them(known, frame, now)
-            case Bye():
-                return self._discard(known, now)
-            case Check(nonce) if known.state is LinkState.OPEN:
-                here = make_here(self._signer, self._mesh_id, nonce, self._started_ms)
-                return [Transmit(known.link, here)]
-            case Here() if known.state is LinkState.OPEN:
-                return self._still_there(known, frame, now)
-            case Here() | Check():
-                return []
-        if known.state is LinkState.CHECKING and not isinstance(frame, Hello | Welcome):
-            return []  # one that we dialled counts the link as open already: it will say it again
-        if (known.state, type(frame)) not in TRANSITIONS:
-            raise RemoteProtocolError(
-                f"A {type(frame).__name__} can't come on a link that is {known.state.value}."
-            )
-        if isinstance(frame, Hello):
-            return self._greeted(known, frame, now)
-        assert isinstance(frame, Welcome)
-        return self._welcomed(known, frame, now)
-
-    def _greeted(self, known: Link, hello: Hello, now: float) -> list[Effect]:
+    def _hello(self, known: Link, hello: Frame, now: float) -> list[Effect]:
+        assert isinstance(hello, Hello)
         me = self._signer.agent
         record = check_hello(hello, known.curve_key, me, self._mesh_id, self._verify)
         if record.agent == me:
-            return self._met_myself(known, hello, now)
+            return self._own_key(known, hello, now)
         known.hello = hello
         known.features = common_features(self._config.features, hello.features)
-        return self._believe(known, record, hello.record, hello.started_ms, now)
+        return self._identified(known, record, hello.record, hello.started_ms, now)
 
-    def _welcomed(self, known: Link, welcome: Welcome, now: float) -> list[Effect]:
+    def _welcome(self, known: Link, welcome: Frame, now: float) -> list[Effect]:
+        assert isinstance(welcome, Welcome)
         record = check_welcome(
             welcome, known.expected, known.nonce, self._signer, self._mesh_id, self._verify
         )
@@ -368,137 +300,141 @@ class Links:
         if record.agent == self._signer.agent:
             return self._discard(known, now)
         known.features = common_features(self._config.features, welcome.features)
-        return self._believe(known, record, welcome.record, record.started_ms, now)
+        return self._identified(known, record, welcome.record, record.started_ms, now)
 
-    def _believe(
-        self, known: Link, record: Record, data: bytes, started_ms: int, now: float
-    ) -> list[Effect]:
-        if self.pin(record.agent, record.key) != record.key:
-            raise Refusal("impostor", "This agent id belongs to another key.")
-        known.agent, known.started_ms, known.record = record.agent, started_ms, data
-        others = self._by_agent.get(record.agent, [])
-        older = [each for each in others if each.started_ms != started_ms]
-        if older:
-            known.state, known.since = LinkState.CHECKING, now
-            known.check_nonce = known.hello.nonce if known.hello else known.nonce
-            return [Transmit(each.link, Check(known.check_nonce)) for each in older]
-        return self._open(known, now)
+    def _check(self, known: Link, check: Frame, now: float) -> list[Effect]:
+        assert isinstance(check, Check)
+        return [Transmit(known.link, self._clones.proof(check.nonce))]
 
-    def _open(self, known: Link, now: float) -> list[Effect]:
-        known.state, known.since = LinkState.OPEN, now
-        self._unsettled.discard(known.link)
-        effects = self._drop_settled(known.agent, now)
-        if known.hello is not None:
-            assert known.curve_key is not None
-            nonce = self._rng.randbytes(NONCE_BYTES)
-            welcome = make_welcome(
-                self._signer, self._mesh_id, known.hello, known.curve_key, nonce,
-                self._my_record(), self._config.features,
-            )  # fmt: skip
-            effects.append(Transmit(known.link, welcome))
-            known.hello = None
-        links = self._by_agent.setdefault(known.agent, [])
-        links.append(known)
-        links.sort(key=self._rank)
-        self._dialing.linked(known.agent)
-        effects.append(LinkUp(known.agent, known.record, known.dialled))
-        for spare in [each for each in links[1:] if each.dialled]:
-            effects.append(Transmit(spare.link, Bye("another link serves")))
-            effects += self._discard(spare, now)
-        return effects
-
-    def _drop_settled(self, agent: AgentId, now: float) -> list[Effect]:
-        """Links to this agent so old that a new one shows them to be dead."""
-        effects: list[Effect] = []
-        for older in list(self._by_agent.get(agent, ())):
-            if now - older.since > self._config.settled_s:
-                self._forget(older)
-                effects += [Transmit(older.link, Bye("a newer link serves"))]
-                effects += [CloseLink(older.link)]
-        return effects
-
-    def _rank(self, link: Link) -> tuple[bool, int]:
-        """Smaller is better: both ends agree that the smaller id's dialled link stays."""
-        i_am_smaller = self._signer.agent < link.agent
-        return (link.dialled is not i_am_smaller, link.link)
-
-    # -- two nodes of one agent ---------------------------------------------------------------
-
-    def _met_myself(self, known: Link, hello: Hello, now: float) -> list[Effect]:
-        """Somebody with our own key dialled us: ourselves by another address, or a copy."""
-        if hello.started_ms == self._started_ms:
-            return [Transmit(known.link, Refuse("self", "")), *self._discard(known, now)]
-        self.refused["clone"] += 1
-        if hello.started_ms < self._started_ms:
-            return [*self._discard(known, now), CloneFound(True, "a node that dialled this one")]
-        here = make_here(self._signer, self._mesh_id, hello.nonce, self._started_ms)
-        return [
-            Transmit(known.link, refuse_clone(here)),
-            *self._discard(known, now),
-            CloneFound(False, "a node that dialled this one"),
-        ]
-
-    def _still_there(self, older: Link, here: Here, now: float) -> list[Effect]:
-        """The older run answered, so two nodes share a key: the one that started later goes."""
-        for known in [self._links[each] for each in self._unsettled]:
+    def _here(self, older: Link, here: Frame, now: float) -> list[Effect]:
+        """An older run answered, so two nodes share a key: the one that started later stops."""
+        assert isinstance(here, Here)
+        for known in self.table.unproven():
             if known.agent == older.agent and known.check_nonce == here.nonce:
                 if known.started_ms < older.started_ms:
-                    return self._replace_older(known, now)
+                    return self._replace_older_run(known, now)
                 self.refused["clone"] += 1
-                return [Transmit(known.link, refuse_clone(here)), *self._discard(known, now)]
+                return self._refuse(known, refuse_clone(here), now)
         return []
 
-    def _replace_older(self, known: Link, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for older in list(self._by_agent.get(known.agent, ())):
-            if older.started_ms != known.started_ms:
-                effects.append(Transmit(older.link, Bye("a newer node of this agent is here")))
-                self._forget(older)
-                effects.append(CloseLink(older.link))
-        return effects + self._open(known, now)
-
-    def _refused_by_them(self, known: Link, refuse: Refuse, now: float) -> list[Effect]:
+    def _refused(self, known: Link, refuse: Frame, now: float) -> list[Effect]:
+        assert isinstance(refuse, Refuse)
         if refuse.why == "self" and known.dialled:
             self._dialing.drop(known.target)
         if refuse.why == "not me" and known.dialled:
             self._dialing.moved_out(known.target, known.address, now)
         effects = self._discard(known, now)
-        if refuse.why == "clone" and known.nonce:
-            signer = self._signer
-            started = clone_proof_started(
-                refuse, known.nonce, signer.key, self._mesh_id, self._verify
-            )
-            if started is not None and started < self._started_ms:
-                effects.append(CloneFound(True, known.address))
+        if self._clones.is_proved(refuse, known.nonce):
+            effects.append(CloneFound(True, known.address))
         return effects
 
-    # -- endings ------------------------------------------------------------------------------
+    def _bye(self, known: Link, bye: Frame, now: float) -> list[Effect]:
+        return self._discard(known, now)
+
+    def _ignore(self, known: Link, frame: Frame, now: float) -> list[Effect]:
+        return []
+
+    # -- from a proved identity to an open link -------------------------------------------------
+
+    def _identified(
+        self, known: Link, record: Record, data: bytes, started_ms: int, now: float
+    ) -> list[Effect]:
+        """The other end proved who it is. Another run of that agent is asked whether it runs."""
+        if self.pin(record.agent, record.key) != record.key:
+            raise Refusal("impostor", "This agent id belongs to another key.")
+        known.agent, known.started_ms, known.record = record.agent, started_ms, data
+        others = [
+            each for each in self.table.open_links(record.agent) if each.started_ms != started_ms
+        ]
+        if not others:
+            return self._open(known, now)
+        known.state, known.since = LinkState.CHECKING, now
+        known.check_nonce = known.hello.nonce if known.hello else known.nonce
+        return [Transmit(each.link, Check(known.check_nonce)) for each in others]
+
+    def _own_key(self, known: Link, hello: Hello, now: float) -> list[Effect]:
+        answer, clone = self._clones.dialled_by_own_key(hello)
+        if clone is not None:
+            self.refused["clone"] += 1
+        effects: list[Effect] = [] if answer is None else [Transmit(known.link, answer)]
+        effects += self._discard(known, now)
+        return effects if clone is None else [*effects, clone]
+
+    def _open(self, known: Link, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for older in self.table.open_links(known.agent):
+            if now - older.since > self._config.settled_s:
+                effects += self._drop(older, "a newer link serves")
+        self.table.set_open(known, now)
+        if known.hello is not None:
+            effects.append(Transmit(known.link, self._welcome_to(known, known.hello)))
+            known.hello = None
+        self._dialing.linked(known.agent)
+        effects.append(LinkUp(known.agent, known.record, known.dialled))
+        for spare in self.table.open_links(known.agent)[1:]:
+            if spare.dialled:
+                effects.append(Transmit(spare.link, Bye("another link serves")))
+                effects += self._discard(spare, now)
+        return effects
+
+    def _welcome_to(self, known: Link, hello: Hello) -> Welcome:
+        assert known.curve_key is not None
+        nonce = self._rng.randbytes(NONCE_BYTES)
+        record = self._my_record()
+        return make_welcome(
+            self._signer, self._mesh_id, hello, known.curve_key, nonce, record,
+            self._config.features,
+        )  # fmt: skip
+
+    def _replace_older_run(self, known: Link, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for older in self.table.open_links(known.agent):
+            if older.started_ms != known.started_ms:
+                effects += self._drop(older, "a newer node of this agent is here")
+        return effects + self._open(known, now)
+
+    # -- how a link ends ------------------------------------------------------------------------
+
+    def _refuse(self, known: Link, refuse: Refuse, now: float) -> list[Effect]:
+        return [Transmit(known.link, refuse), *self._discard(known, now)]
+
+    def _drop(self, older: Link, reason: str) -> list[Effect]:
+        """Another link takes its place, so the other engines hear of nothing."""
+        self.table.remove(older)
+        return [Transmit(older.link, Bye(reason)), CloseLink(older.link)]
 
     def _discard(self, known: Link, now: float) -> list[Effect]:
-        self._links.pop(known.link, None)
-        self._unsettled.discard(known.link)
-        effects: list[Effect] = [CloseLink(known.link)]
         if known.state is LinkState.OPEN:
-            return effects + self._lost(known, now)
+            return [CloseLink(known.link), *self._lose(known, now)]
+        self.table.remove(known)
         if known.dialled:
             self._dialing.failed(known.target, now)
-        return effects
+        return [CloseLink(known.link)]
 
-    def _forget(self, known: Link) -> bool:
-        """Whether that was the last link to its agent."""
-        self._links.pop(known.link, None)
-        self._unsettled.discard(known.link)
-        links = self._by_agent.get(known.agent, [])
-        if known in links:
-            links.remove(known)
-        if links:
-            return False
-        self._by_agent.pop(known.agent, None)
-        return True
-
-    def _lost(self, known: Link, now: float) -> list[Effect]:
-        in_use = self.link_to(known.agent) == known.link
-        if not self._forget(known):
+    def _lose(self, known: Link, now: float) -> list[Effect]:
+        """An open link is gone."""
+        in_use = self.table.best(known.agent) is known
+        self.table.remove(known)
+        if self.table.best(known.agent) is not None:
             return [LinkReplaced(known.agent)] if in_use else []
         self._dialing.unlinked(known.agent, now)
         return [LinkDown(known.agent)]
+
+
+Handler = Callable[[Links, Link, Frame, float], list[Effect]]
+_AFTER_HANDSHAKE = [kind for kind in FRAMES.values() if kind not in (Hello, Welcome)]
+
+HANDLERS: dict[tuple[LinkState, type[Frame]], Handler] = {
+    # The other end of a link that is being checked may count it as open already. What it sends is
+    # ignored: it will be sent again.
+    **{(LinkState.CHECKING, kind): Links._ignore for kind in _AFTER_HANDSHAKE},
+    # A clone check may cross with the end of a handshake; who has not proved itself gets no answer.
+    **{(state, kind): Links._ignore for state in LinkState for kind in (Check, Here)},
+    **{(state, Refuse): Links._refused for state in LinkState},
+    **{(state, Bye): Links._bye for state in LinkState},
+    (LinkState.AWAITING_HELLO, Hello): Links._hello,
+    (LinkState.HELLO_SENT, Welcome): Links._welcome,
+    (LinkState.OPEN, Check): Links._check,
+    (LinkState.OPEN, Here): Links._here,
+}
+"""What a frame does on a link in this state. A pair that is not here is a protocol error."""

@@ -14,7 +14,7 @@ __all__ = [
 ]
 
 BLOB_BYTES_MAX = 2**50  # no file here is a petabyte: beyond it a size is a lie
-FULL_LINK_S = 0.01  # the transport has no word for "writable again": its queue drains in less
+FULL_LINK_S = 0.01  # the transport does not say when it is writable again: it is, in less
 
 
 def bytes_in(chunks: int, size: int) -> int:

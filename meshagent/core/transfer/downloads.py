@@ -1,18 +1,18 @@
-"""Which blob is pulled next, from whom, and how far ahead. Never writes a chunk or hashes one.
+"""Which blob is downloaded next, from whom, and how far ahead. Never writes or hashes a chunk.
 
-Wanted blobs stand in line; a few are active: the eldest, then the smallest. An active one opens
-its partial, which says how much is there already, and asks one source for the rest, in order. The
-window is credit: a chunk uses it from the moment it may be sent until it is written, so a slow
-disk slows its sources, and all pulls together never have more than `window_max` chunks on links
-and in memory. Each active pull has an equal share of it.
+Downloads wait in a queue; a few have a slot (`download_slots.py`). A download with a slot opens
+its partial file, which says how much is there already, and asks one source for the rest, in order.
+The source may send as far as its credit (`credit_window.py`); more credit follows as chunks are
+written, not as they arrive (`source_requests.py`).
 
-When a source stalls, leaves, is busy or lacks the blob, another goes on at the next chunk. Wrong
-contents show only at the end: a single contributor is never asked for that blob again; after
-several, everything is pulled anew from one source at a time, until it shows whose fault it was.
+When a source stalls, leaves, is busy or lacks the blob, another continues at the next chunk. Wrong
+contents show only at the end: if they came from one source, it is never asked for that blob again;
+if from several, the blob is downloaded again from one source at a time until it shows whose fault
+it was.
 
-Invariants: at most one unanswered OpenPartial or FinishBlob for a blob, none together with an
-unanswered WriteChunk, and ClosePartial only when nothing is unanswered; a blob is reported ready
-only after `finished` or `present`.
+Invariants: a blob has at most one unanswered OpenPartial or FinishBlob, and none of them together
+with an unanswered WriteChunk; ClosePartial is sent only when nothing is unanswered; a blob is
+reported ready only after `finished` or `present`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from meshagent.core.effects import (
     BlobFailed,
@@ -36,74 +35,28 @@ from meshagent.core.effects import (
 from meshagent.core.membership.lifeguard import backoff_s
 from meshagent.core.model.file_names import one_line
 from meshagent.core.model.peers import AgentId
-from meshagent.core.transfer.chunks import (
-    BLOB_BYTES_MAX,
-    FULL_LINK_S,
-    bytes_in,
-    chunk_count,
-    chunk_length,
-)
-from meshagent.core.transfer.download_queue import (
+from meshagent.core.transfer.chunks import BLOB_BYTES_MAX, chunk_length
+from meshagent.core.transfer.credit_window import CreditWindow
+from meshagent.core.transfer.download import (
     ABSENT,
     NOT_ALLOWED,
     WRONG,
-    Line,
-    Lines,
-    Offer,
-    Source,
-    Stage,
-    Want,
+    BlobOffer,
+    BlobSource,
+    Download,
+    DownloadState,
 )
-from meshagent.core.wire.frames import (
-    BlobAsk,
-    BlobChunk,
-    BlobEnd,
-    BlobMore,
-    BlobStop,
-    Frame,
-)
+from meshagent.core.transfer.download_config import DownloadConfig
+from meshagent.core.transfer.download_queue import DownloadQueue
+from meshagent.core.transfer.download_slots import DownloadSlots
+from meshagent.core.transfer.download_table import DownloadTable
+from meshagent.core.transfer.source_requests import SourceRequests
+from meshagent.core.wire.frames import BlobChunk, BlobEnd, BlobStop, Frame
 from meshagent.errors import LimitReached
 
 __all__ = ["DownloadConfig", "Downloads"]
 
-UNSENT_MAX = 1024  # frames that wait for full links; one that is lost costs a stall
-FIRST_PULL_BITS = 48  # numbers begin anywhere: those of an earlier run are not met again
 NOBODY_HERE = "Nobody who has it is here."
-
-
-@dataclass(frozen=True, slots=True)
-class DownloadConfig:
-    """The knobs of pulling."""
-
-    active_max: int = 8
-    """Blobs pulled at once; more would only share the same window."""
-    large_active_max: int = 6
-    """Of those, large ones, so that small ones always find a place."""
-    per_sender_max: int = 7
-    """Of those, on behalf of one sender: a crowd of its blobs leaves room for the others'."""
-    small_chunks: int = 8
-    """Up to here a blob counts as small: it is gone in a moment."""
-    wanted_max: int = 100_000
-    """Blobs wanted in all; beyond it `want` refuses."""
-    window_max: int = 16
-    """Chunks under way for all pulls: 8 MiB, what a busy machine moves while credit is on its way.
-
-    At least `active_max`, or some would have no share."""
-    window_per_pull_max: int = 12
-    """The same for one pull; the rest lets a newcomer begin at once."""
-    window_first: int = 2
-    """The same for a pull that begins; it grows with each chunk that is written. Two who find each
-    other again often both dial, and what is on the link that is dropped is moved twice."""
-    stall_s: float = 30.0
-    """A source that owes chunks and is silent for so long is left for another."""
-    pause_s: float = 1.0
-    """The first pause after busy, a stall or a full disk; it doubles."""
-    longest_pause_s: float = 30.0
-    """The cap of those pauses."""
-    probe_s: float = 300.0
-    """The cap of the pauses between looks whether another agent here has got the blob."""
-    open_pace_s: float = 0.1
-    """After a disk said no, the next blob is opened no sooner: 100,000 wait without a storm."""
 
 
 class Downloads:
@@ -114,20 +67,12 @@ class Downloads:
     ) -> None:
         self._rng, self._refused = rng, refused
         self._config = config or DownloadConfig()
-        self._wants: dict[bytes, Want] = {}
-        self._active: dict[bytes, Want] = {}
-        self._large = self._held = self._orders = 0
-        self._by_source: dict[AgentId, dict[bytes, None]] = {}
         self._linked: set[AgentId] = set()
-        self._now = 0.0
-        self._first_pull = self._pull = rng.getrandbits(FIRST_PULL_BITS)
-        self._pulls: dict[int, Want] = {}
-        self._small_ones, self._large_ones, self._by_age = Lines(), Lines(), Lines()
-        self._by_time = Line()
-        self._stalling: dict[AgentId, tuple[int, float]] = {}
-        self._open_not_before = 0.0
-        self._unsent: dict[int, tuple[AgentId, type[Frame]]] = {}
-        self._resend_at: float | None = None
+        self._waiting = DownloadQueue()
+        self.table = DownloadTable(self._config.wanted_max)
+        self.slots = DownloadSlots(self._config, self._linked, rng)
+        self.window = CreditWindow(self._config)
+        self.requests = SourceRequests(rng, self.window)
 
     # -- from above ---------------------------------------------------------------------------
 
@@ -140,57 +85,52 @@ class Downloads:
         grant: bytes,
         now: float,
     ) -> list[Effect]:
-        """Get this blob; wanting it again adds sources and grants."""
+        """Download this blob; another call for it adds sources and grants."""
         if not 0 <= size <= BLOB_BYTES_MAX:
             raise LimitReached(f"A blob of {size} bytes is beyond the limit of {BLOB_BYTES_MAX}.")
-        offer = Offer(size, tuple(sources), granter, grant)
-        known = self._wants.get(sha256)
+        offer = BlobOffer(size, tuple(sources), granter, grant)
+        known = self.table.get(sha256)
         if known is None:
-            if len(self._wants) >= self._config.wanted_max:
-                raise LimitReached(f"{len(self._wants)} attachments are being waited for already.")
-            self._orders += 1
-            known = self._wants[sha256] = Want(sha256, size, chunk_count(size), self._orders)
-            self._merge(known, offer)
-            self._set_ready(known)
-        elif known.dropped and known.stage in (Stage.OPENING, Stage.FINISHING, Stage.CLOSING):
-            known.dropped = known.discard = False
+            self.slots.enqueue(self.table.add(sha256, offer))
+        elif known.is_cancelled:
+            known.after_slot, known.discard = DownloadState.QUEUED, False
             known.rivals = [offer] if size != known.size else []
             if size == known.size:
-                self._merge(known, offer)
+                self.table.merge(known, offer)
         elif size != known.size:
             self._refused["another size for the same blob"] += 1
             known.add_rival(offer)
         else:
-            self._merge(known, offer)
-            if known.stage is Stage.PAUSED and known.for_source:
-                self._set_ready(known)
-        return self._go_on(now)
+            self.table.merge(known, offer)
+            if known.state is DownloadState.WAITING_FOR_SOURCE:
+                self._enqueue(known)
+        return self._continue(now)
 
     def unwant(self, sha256: bytes, now: float) -> list[Effect]:
         """Nobody wants it any more."""
-        want = self._wants.get(sha256)
-        if want is None or want.dropped:
+        download = self.table.get(sha256)
+        if download is None or download.is_cancelled:
             return []
-        if want.stage in (Stage.READY, Stage.PAUSED):
-            self._forget(want)
+        if sha256 not in self.slots.active:
+            self._end(download, DownloadState.CANCELLED)
             return []
-        want.dropped = True
+        download.leave_for(DownloadState.CANCELLED)
         effects: list[Effect] = []
-        if want.stage in (Stage.PULLING, Stage.CLOSING):
-            effects = self._close(want, discard=True)
-        return effects + self._go_on(now)
+        if download.state in (DownloadState.RECEIVING, DownloadState.CLOSING):
+            effects = self._close(download, discard=True)
+        return effects + self._continue(now)
 
     def progress(self, sha256: bytes) -> tuple[int, int, str] | None:
         """Bytes written, size, and what it waits for, if anything; None when it is not wanted."""
-        want = self._wants.get(sha256)
-        if want is None or want.dropped:
+        download = self.table.get(sha256)
+        if download is None or download.is_cancelled:
             return None
-        return self._received(want), want.size, want.reason
+        return download.received_bytes, download.size, download.reason
 
     # -- the engine contract ------------------------------------------------------------------
 
     def receive(self, frame: Frame, peer: AgentId, now: float) -> list[Effect]:
-        """What sources say."""
+        """What a source sends."""
         match frame:
             case BlobChunk():
                 return self._chunk(frame, peer, now)
@@ -199,455 +139,314 @@ class Downloads:
         return []
 
     def on_timer(self, now: float) -> list[Effect]:
-        """Leave those who stall, and try again what had to wait."""
-        effects = self._resend() if self._resend_at is not None and now >= self._resend_at else []
-        for want in list(self._active.values()):
-            if self._owes(want) and now >= want.heard_at + self._config.stall_s:
+        """Leave sources that stall, and try again what had to wait."""
+        effects = self.requests.resend(now)
+        for download in list(self.slots.active.values()):
+            if download.is_owed() and now >= download.heard_at + self._config.stall_s:
                 self._refused["stalled"] += 1
-                self._stalled(want.source, now)
-                self._blame(want.sources[want.source], "It does not go on.", now)
-                effects += self._stop(want)
-        for want in self._by_time.due(now):
-            self._set_ready(want)
-        return effects + self._go_on(now)
+                self.slots.pause_sender(download.source, now)
+                self._pause_source(download.sources[download.source], "It does not go on.", now)
+                effects += self.requests.stop(download)
+        for download in self._waiting.due(now):
+            self._enqueue(download)
+        return effects + self._continue(now)
 
     def deadline(self) -> float | None:
         """When on_timer is wanted next."""
-        if not self._wants and self._resend_at is None:
-            return None  # asked after every turn, and mostly nothing is on its way
+        resend_at = self.requests.resend_at
+        if not len(self.table) and resend_at is None:
+            return None  # the usual case, and this is called after every turn
         times = [
             each.heard_at + self._config.stall_s
-            for each in self._active.values()
-            if self._owes(each)
+            for each in self.slots.active.values()
+            if each.is_owed()
         ]
-        paused = self._by_time.first()
-        if paused is not None:
-            times.append(paused[0])
-        if self._resend_at is not None:
-            times.append(self._resend_at)
-        if len(self._active) < self._config.active_max:
-            if self._next_ready() is not None:
-                times.append(self._open_not_before)
-            times += [until for _, until in self._stalling.values() if until > self._now]
+        times += self.slots.deadlines()
+        waiting = self._waiting.first()
+        if waiting is not None:
+            times.append(waiting[0])
+        if resend_at is not None:
+            times.append(resend_at)
         return min(times, default=None)
 
     def connected(self, peer: AgentId, now: float) -> list[Effect]:
-        """A source is here, with a new link: what was on another is lost."""
+        """A source has a new link: whatever was on another is lost."""
         effects = self.disconnected(peer, now)
         self._linked.add(peer)
-        self._stalling.pop(peer, None)
-        for sha256 in self._by_source.get(peer, ()):
-            want = self._wants[sha256]
-            source = want.sources[peer]
+        for download in self.table.with_source(peer):
+            source = download.sources[peer]
             source.paused_until, source.failures = 0.0, 0
             if source.verdict == ABSENT:
                 source.verdict = ""
-            want.failures = 0
-            if want.stage is Stage.PAUSED and want.for_source:
-                self._set_ready(want)
-        return effects + self._go_on(now)
+            download.failures = 0
+            if download.state is DownloadState.WAITING_FOR_SOURCE:
+                self._enqueue(download)
+        return effects + self._continue(now)
 
     def disconnected(self, peer: AgentId, now: float) -> list[Effect]:
         """Its link is gone, with what was on it."""
         self._linked.discard(peer)
-        self._stalling.pop(peer, None)
-        for pull in [each for each, (to, _) in self._unsent.items() if to == peer]:
-            del self._unsent[pull]
-        for want in self._active.values():
-            if want.pull and want.source == peer:
-                self._take_back(want)
-        return self._go_on(now)
+        self.slots.resume_sender(peer)
+        self.requests.disconnected(peer)
+        for download in self.slots.active.values():
+            if download.number and download.source == peer:
+                self.requests.end(download)
+        return self._continue(now)
 
     def not_sent(self, peer: AgentId, frame: Frame, now: float) -> None:
-        """The link is full: say it again in a moment, as it will be true then."""
-        if not isinstance(frame, BlobAsk | BlobMore | BlobStop):
-            return
-        before = self._unsent.get(frame.pull)
-        if before is not None and before[1] is BlobAsk:
-            if isinstance(frame, BlobStop):
-                del self._unsent[frame.pull]  # it never heard of that pull
-            return
-        if len(self._unsent) < UNSENT_MAX:
-            self._unsent[frame.pull] = (peer, type(frame))
-            if self._resend_at is None:
-                self._resend_at = now + FULL_LINK_S
+        """The link is full: make the request again in a moment, as it is true then."""
+        self.requests.not_sent(peer, frame, now)
 
     # -- what the driver answers --------------------------------------------------------------
 
     def opened(self, sha256: bytes, received_chunks: int, now: float) -> list[Effect]:
-        """The partial is open and holds the first `received_chunks` chunks."""
-        want = self._wants[sha256]
-        assert want.stage is Stage.OPENING, want.stage
-        received = min(received_chunks, want.chunks)
-        want.foreign = want.foreign or received > want.written
-        want.written = want.arrived = want.upto = received
-        want.stage, want.reason = Stage.PULLING, ""
-        if want.dropped:
-            return self._close(want, discard=True) + self._go_on(now)
-        return self._tell(want) + self._finish(want) + self._go_on(now)
+        """The partial file is open and holds the first `received_chunks` chunks."""
+        download = self.table[sha256]
+        download.enter(DownloadState.RECEIVING)
+        received = min(received_chunks, download.chunks)
+        download.has_foreign_chunks = download.has_foreign_chunks or received > download.written
+        download.written = download.arrived = download.upto = received
+        download.reason = ""
+        if download.is_cancelled:
+            return self._close(download, discard=True) + self._continue(now)
+        return self._report(download) + self._finish(download) + self._continue(now)
 
     def present(self, sha256: bytes, now: float) -> list[Effect]:
-        """Another agent of this machine got it: nothing to do."""
-        return self._succeed(self._wants[sha256], now)
+        """Another agent of this machine has it: nothing to do."""
+        return self._succeed(self.table[sha256], now)
 
     def held_up(self, sha256: bytes, reason: str, now: float) -> list[Effect]:
-        """The disk is full, or another process pulls it: again after a pause."""
-        want = self._wants[sha256]
-        if want.stage is Stage.PULLING or want.stage is Stage.CLOSING:
-            want.writes -= 1
-        if want.stage is not Stage.CLOSING:
-            want.failures += 1
-            want.for_source, want.reason = False, reason
-            want.pause_until = now + self._pause_s(want.failures, self._config.longest_pause_s)
-            self._open_not_before = now + self._config.open_pace_s
-        if want.stage is Stage.OPENING:
-            return self._leave(want) + self._go_on(now)
-        return self._close(want, discard=want.dropped) + self._go_on(now)
+        """The disk is full, or another process downloads it: try again after a pause."""
+        download = self.table[sha256]
+        state = download.state
+        if state in (DownloadState.RECEIVING, DownloadState.CLOSING):
+            download.writes -= 1
+        if state is not DownloadState.CLOSING:
+            download.failures += 1
+            download.reason = reason
+            download.leave_for(DownloadState.WAITING_FOR_DISK)
+            longest_s = self._config.longest_pause_s
+            download.wait_until = now + self._pause_s(download.failures, longest_s)
+            self.slots.delay_opening(now + self._config.open_delay_s)
+        if state is DownloadState.OPENING:
+            return self._leave_slot(download) + self._continue(now)
+        return self._close(download, discard=download.is_cancelled) + self._continue(now)
 
     def impossible(self, sha256: bytes, why: str, now: float) -> list[Effect]:
-        """There can be no room for it here, or it is not what may be kept here."""
-        want = self._wants[sha256]
-        want.failed = why
-        return self._leave(want) + self._go_on(now)
+        """There is no room for it here, or it may not be kept here."""
+        download = self.table[sha256]
+        self._will_fail(download, why)
+        return self._leave_slot(download) + self._continue(now)
 
     def wrote(self, sha256: bytes, index: int, now: float) -> list[Effect]:
         """A chunk is written: its credit is free again."""
-        want = self._wants[sha256]
-        want.writes -= 1
-        if index == want.written:  # while closing, an earlier one may have failed
-            want.written += 1
-            want.pace += 1
-            self._held -= 1
-        if want.stage is Stage.CLOSING:
-            return self._close(want, discard=want.discard) + self._go_on(now)
-        want.failures = 0
-        effects = self._tell(want)
-        if want.written == want.chunks:
-            return effects + self._finish(want)
-        return effects + self._share_out(now)
+        download = self.table[sha256]
+        download.writes -= 1
+        if index == download.written:  # while closing, an earlier one may have failed
+            self.window.written(download)
+        if download.state is DownloadState.CLOSING:
+            return self._close(download, discard=download.discard) + self._continue(now)
+        download.failures = 0
+        effects = self._report(download)
+        if download.written == download.chunks:
+            return effects + self._finish(download)
+        return effects + self._share_window(now)
 
     def finished(self, sha256: bytes, now: float) -> list[Effect]:
-        """It is whole, verified and in place."""
-        return self._succeed(self._wants[sha256], now)
+        """It is complete, verified and in place."""
+        return self._succeed(self.table[sha256], now)
 
     def wrong(self, sha256: bytes, now: float) -> list[Effect]:
-        """All of it came, and it is another file."""
-        want = self._wants[sha256]
-        if len(want.contributors) == 1 and not want.foreign:
-            (liar,) = want.contributors
-            want.sources[liar].verdict = want.sources[liar].reason = WRONG
+        """All of it came, and its hash is another."""
+        download = self.table[sha256]
+        if len(download.contributors) == 1 and not download.has_foreign_chunks:
+            (liar,) = download.contributors
+            download.sources[liar].verdict = download.sources[liar].reason = WRONG
             self._refused[WRONG] += 1
-        elif want.contributors or want.foreign:
-            want.alone = True
+        elif download.contributors or download.has_foreign_chunks:
+            download.single_source = True
         else:
-            want.failed = "No file of that size has this hash."
-        return self._close(want, discard=True) + self._go_on(now)
+            self._will_fail(download, "No file of that size has this hash.")
+        return self._close(download, discard=True) + self._continue(now)
 
     # -- chunks -------------------------------------------------------------------------------
 
     def _chunk(self, frame: BlobChunk, peer: AgentId, now: float) -> list[Effect]:
-        want = self._pulls.get(frame.pull)
-        if want is None or want.source != peer:
-            return self._stray(frame.pull, peer, want)
+        download = self.requests.find(frame.pull)
+        if download is None or download.source != peer:
+            return self._unexpected_chunk(frame.pull, peer)
         index = frame.index
-        if index >= want.upto:
+        if index >= download.upto:
             self._refused["chunk beyond the credit"] += 1
             return []
-        if index != want.arrived:
+        if index != download.arrived:
             self._refused["chunk out of order"] += 1
             return []
-        source = want.sources[peer]
-        if len(frame.data) != chunk_length(want.size, index):
+        source = download.sources[peer]
+        if len(frame.data) != chunk_length(download.size, index):
             self._refused["chunk of a wrong length"] += 1
             source.verdict = source.reason = WRONG
-            return self._stop(want) + self._go_on(now)
+            return self.requests.stop(download) + self._continue(now)
         source.answered, source.failures = True, 0
-        self._stalling.pop(peer, None)
-        want.contributors.add(peer)
-        want.arrived += 1
-        want.writes += 1
-        want.heard_at = now
-        effects: list[Effect] = [WriteChunk(want.sha256, index, frame.data)]
-        if want.arrived == want.chunks:
-            effects += self._stop(want)
+        self.slots.resume_sender(peer)
+        download.contributors.add(peer)
+        download.arrived += 1
+        download.writes += 1
+        download.heard_at = now
+        effects: list[Effect] = [WriteChunk(download.sha256, index, frame.data)]
+        if download.arrived == download.chunks:
+            effects += self.requests.stop(download)
         return effects
 
-    def _stray(self, pull: int, peer: AgentId, want: Want | None) -> list[Effect]:
-        if want is not None or not self._first_pull < pull <= self._pull:
+    def _unexpected_chunk(self, number: int, peer: AgentId) -> list[Effect]:
+        if not self.requests.has_ended(number):
             self._refused["chunk that was never asked for"] += 1
             return []
         self._refused["chunk that came too late"] += 1
-        return [Send(peer, BlobStop(pull))]
+        return [Send(peer, BlobStop(number))]
 
     def _ended(self, frame: BlobEnd, peer: AgentId, now: float) -> list[Effect]:
-        want = self._pulls.get(frame.pull)
-        if want is None or want.source != peer:
+        download = self.requests.find(frame.pull)
+        if download is None or download.source != peer:
             self._refused["end of no pull"] += 1
             return []
-        source, reason = want.sources[peer], one_line(frame.reason)
+        source, reason = download.sources[peer], one_line(frame.reason)
         if frame.why == NOT_ALLOWED:
-            source.refused_grants.add(want.asked_as)
-            if set(want.grants) <= source.refused_grants:
+            source.refused_grants.add(download.asked_as)
+            if set(download.grants) <= source.refused_grants:
                 source.verdict, source.reason = NOT_ALLOWED, reason
         elif frame.why == ABSENT:
             source.verdict, source.reason = ABSENT, reason
         else:
-            self._blame(source, reason, now)
-        self._take_back(want)
-        return self._go_on(now)
+            self._pause_source(source, reason, now)
+        self.requests.end(download)
+        return self._continue(now)
 
-    def _share_out(self, now: float) -> list[Effect]:
-        """Give the free part of the window to those who hold less than an equal share."""
-        config = self._config
-        hungry = [
-            each
-            for each in self._active.values()
-            if each.stage is Stage.PULLING and each.arrived < each.chunks
-        ]
-        if not hungry:
-            return []
-        share = max(1, min(config.window_per_pull_max, config.window_max // len(hungry)))
+    # -- requests -----------------------------------------------------------------------------
+
+    def _share_window(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for want in hungry:
-            mine = min(share, want.pace if want.pull else config.window_first)
-            step = max(1, mine // 3)  # one BlobMore for a few chunks: each is a turn on both sides
-            free = min(config.window_max - self._held, mine - want.held, want.chunks - want.upto)
-            if self._owes(want) and free < step and free < want.chunks - want.upto:
-                continue
-            if free > 0:
-                effects += self._more(want, free, now) if want.pull else self._ask(want, free, now)
+        for download, chunks in self.window.shares(self.slots.active.values()):
+            if download.number:
+                effects.append(self.requests.more(download, chunks, now))
+            else:
+                effects += self._ask(download, chunks, now)
         return effects
 
-    def _more(self, want: Want, chunks: int, now: float) -> list[Effect]:
-        if want.upto == want.arrived:
-            want.heard_at = now  # it owed nothing until now
-        self._credit(want, chunks)
-        return [Send(want.source, BlobMore(want.pull, want.upto))]
-
-    def _ask(self, want: Want, chunks: int, now: float) -> list[Effect]:
-        source = want.choose(self._linked, now)
+    def _ask(self, download: Download, chunks: int, now: float) -> list[Effect]:
+        source = download.choose_source(self._linked, now)
         if source is None:
-            return self._wait_for_source(want, now)
-        if want.alone and want.contributors - {source}:
-            want.pause_until = 0.0
-            return self._close(want, discard=True)
-        self._pull += 1
-        want.pull, want.source, want.heard_at = self._pull, source, now
-        want.pace = self._config.window_first
-        want.asked_as = want.granter_for(source)
-        self._pulls[want.pull] = want
-        self._credit(want, chunks)
-        return [Send(source, self._ask_frame(want))]
-
-    def _ask_frame(self, want: Want) -> BlobAsk:
-        granter, grant = want.asked_as, want.grants[want.asked_as]
-        return BlobAsk(want.pull, want.sha256, want.size, granter, grant, want.arrived, want.upto)
-
-    def _credit(self, want: Want, chunks: int) -> None:
-        want.upto += chunks
-        self._held += chunks
-
-    def _take_back(self, want: Want) -> None:
-        """The pull is over: what it may still send is not waited for."""
-        del self._pulls[want.pull]
-        want.pull = 0
-        self._held -= want.upto - want.arrived
-        want.upto = want.arrived
-
-    def _stop(self, want: Want) -> list[Effect]:
-        if not want.pull:
-            return []
-        pull, source = want.pull, want.source
-        self._take_back(want)
-        return [Send(source, BlobStop(pull))]
-
-    def _resend(self) -> list[Effect]:
-        unsent, self._unsent, self._resend_at = self._unsent, {}, None
-        effects: list[Effect] = []
-        for pull, (peer, kind) in unsent.items():
-            want = self._pulls.get(pull)
-            if kind is BlobStop:
-                effects.append(Send(peer, BlobStop(pull)))
-            elif want is not None and kind is BlobAsk:
-                effects.append(Send(peer, self._ask_frame(want)))
-            elif want is not None:
-                effects.append(Send(peer, BlobMore(pull, want.upto)))
-        return effects
+            return self._wait_for_source(download, now)
+        if download.single_source and download.contributors - {source}:
+            download.leave_for(DownloadState.QUEUED)
+            return self._close(download, discard=True)
+        download.window = self._config.window_first
+        return [self.requests.ask(download, source, chunks, now)]
 
     # -- sources ------------------------------------------------------------------------------
 
-    def _merge(self, want: Want, offer: Offer) -> None:
-        for peer in want.merge(offer):
-            self._by_source.setdefault(peer, {})[want.sha256] = None
-
-    def _blame(self, source: Source, reason: str, now: float) -> None:
+    def _pause_source(self, source: BlobSource, reason: str, now: float) -> None:
         source.failures += 1
         source.reason = reason
         source.paused_until = now + self._pause_s(source.failures, self._config.longest_pause_s)
 
-    def _wait_for_source(self, want: Want, now: float) -> list[Effect]:
-        """Nobody can be asked now: make room for others, or give up when nobody ever can."""
-        if want.is_hopeless(self._linked):
-            want.failed = f"Nobody gives it: {want.verdicts()}."
-            return self._close(want, discard=True)
-        want.for_source = True
-        want.failures += 1
-        want.pause_until = now + self._pause_s(want.failures, self._config.probe_s)
-        want.reason = NOBODY_HERE
-        soonest = want.soonest(self._linked)
+    def _wait_for_source(self, download: Download, now: float) -> list[Effect]:
+        """Nobody can be asked now: free the slot for others, or fail when nobody ever can."""
+        if download.is_hopeless(self._linked):
+            self._will_fail(download, f"Nobody gives it: {download.verdicts()}.")
+            return self._close(download, discard=True)
+        download.leave_for(DownloadState.WAITING_FOR_SOURCE)
+        download.failures += 1
+        download.wait_until = now + self._pause_s(download.failures, self._config.source_check_s)
+        download.reason = NOBODY_HERE
+        soonest = download.next_source(self._linked)
         if soonest is not None:
-            want.pause_until, want.reason = soonest.paused_until, soonest.reason or NOBODY_HERE
-        # Space that is reserved and holds nothing is given back: promises are cheap to make.
-        return self._close(want, discard=not want.arrived)
+            download.wait_until = soonest.paused_until
+            download.reason = soonest.reason or NOBODY_HERE
+        # A partial file that holds nothing gives its reserved space back.
+        return self._close(download, discard=not download.arrived)
 
-    # -- places among the active --------------------------------------------------------------
+    # -- into a slot and out of it ------------------------------------------------------------
 
-    def _go_on(self, now: float) -> list[Effect]:
-        """Fill the places, then the window."""
-        self._now = now
-        effects = self._share_out(now)
-        while len(self._active) < self._config.active_max and now >= self._open_not_before:
-            want = self._next_ready()
-            if want is None:
-                break
-            want.is_eldest = not self._has_eldest()
-            want.ticket += 1
-            want.stage = Stage.OPENING
-            self._active[want.sha256] = want
-            self._large += want.chunks > self._config.small_chunks
-            effects.append(OpenPartial(want.sha256, want.size))
+    def _continue(self, now: float) -> list[Effect]:
+        """Fill the window, then the slots."""
+        effects = self._share_window(now)
+        while (download := self.slots.start_next(now)) is not None:
+            effects.append(OpenPartial(download.sha256, download.size))
         return effects
 
-    def _next_ready(self) -> Want | None:
-        """The eldest if no active one is there for its age, else the smallest there is room for."""
-        if self._by_age.first(()) is None:
-            return None  # asked after every turn, and mostly all are active
-        full = self._senders_with_enough()
-        if not self._has_eldest():
-            return self._by_age.first(full)
-        first = self._small_ones.first(full)
-        if first is None and self._large < self._config.large_active_max:
-            return self._large_ones.first(full)
-        return first
+    def _enqueue(self, download: Download) -> None:
+        download.enter(DownloadState.QUEUED)
+        self.slots.enqueue(download)
 
-    def _senders_with_enough(self) -> set[AgentId]:
-        """Nobody has all places; who is away has one, and who lets us wait one now and then."""
-        active = Counter(each.on_behalf_of for each in self._active.values())
-        full = {
-            each
-            for each, count in active.items()
-            if count >= (self._config.per_sender_max if each in self._linked else 1)
-        }
-        return full | {
-            each for each, (_, until) in self._stalling.items() if active[each] or until > self._now
-        }
+    def _finish(self, download: Download) -> list[Effect]:
+        if download.written < download.chunks:
+            return []
+        download.enter(DownloadState.FINISHING)
+        return [FinishBlob(download.sha256)]
 
-    def _stalled(self, peer: AgentId, now: float) -> None:
-        failures, until = self._stalling.get(peer, (0, 0.0))
-        if now >= until:  # those that stall together count as one
-            pause_s = self._pause_s(failures + 1, self._config.longest_pause_s)
-            self._stalling[peer] = (failures + 1, now + pause_s)
-
-    def _has_eldest(self) -> bool:
-        return any(each.is_eldest for each in self._active.values())
-
-    def _set_ready(self, want: Want) -> None:
-        want.stage = Stage.READY
-        want.ticket += 1
-        is_small = want.chunks <= self._config.small_chunks
-        (self._small_ones if is_small else self._large_ones).add(want.remaining, want)
-        self._by_age.add(want.order, want)
-
-    def _close(self, want: Want, discard: bool) -> list[Effect]:
-        """Give up the place, once everything that was to be written is answered."""
-        effects = self._stop(want)
-        want.stage, want.discard = Stage.CLOSING, discard or want.discard
-        if want.writes:
+    def _close(self, download: Download, discard: bool) -> list[Effect]:
+        """Leave the slot, once every write is answered."""
+        effects = self.requests.stop(download)
+        download.enter(DownloadState.CLOSING)
+        download.discard = discard or download.discard
+        if download.writes:
             return effects
-        effects.append(ClosePartial(want.sha256, want.discard))
-        self._held -= want.held
-        if want.discard:
-            want.written = 0
-            want.contributors.clear()
-            want.foreign, want.told = False, -1
-        want.arrived = want.upto = want.written
-        want.discard = False
-        return effects + self._leave(want)
+        effects.append(ClosePartial(download.sha256, download.discard))
+        self.window.release(download)
+        if download.discard:
+            download.written = download.arrived = download.upto = 0
+            download.contributors.clear()
+            download.has_foreign_chunks, download.reported_percent = False, -1
+        download.discard = False
+        return effects + self._leave_slot(download)
 
-    def _leave(self, want: Want) -> list[Effect]:
-        """Back to the line, to a pause, or away."""
-        self._vacate(want)
-        if want.dropped:
-            self._forget(want)
-        elif want.failed:
-            return self._fail(want)
-        elif want.pause_until:
-            want.stage = Stage.PAUSED
-            want.ticket += 1
-            self._by_time.add(want.pause_until, want)
-            want.pause_until = 0.0
+    def _leave_slot(self, download: Download) -> list[Effect]:
+        """Go back to the queue, wait, or end."""
+        self.slots.free(download)
+        state, download.after_slot = download.after_slot, DownloadState.QUEUED
+        if state is DownloadState.CANCELLED:
+            self._end(download, state)
+        elif state is DownloadState.FAILED:
+            return self._fail(download)
+        elif state is DownloadState.QUEUED:
+            self._enqueue(download)
         else:
-            self._set_ready(want)
+            download.enter(state)
+            self._waiting.add(download.wait_until, download)
         return []
 
-    def _vacate(self, want: Want) -> None:
-        if self._active.pop(want.sha256, None) is not None:
-            self._large -= want.chunks > self._config.small_chunks
-            want.is_eldest = False
+    def _succeed(self, download: Download, now: float) -> list[Effect]:
+        self.slots.free(download)
+        self._end(download, DownloadState.DONE)
+        ready: list[Effect] = []
+        if not download.is_cancelled:
+            ready.append(BlobReady(download.sha256, frozenset(download.contributors)))
+        return ready + self._continue(now)
 
-    def _finish(self, want: Want) -> list[Effect]:
-        if want.written < want.chunks:
-            return []
-        want.stage = Stage.FINISHING
-        return [FinishBlob(want.sha256)]
+    def _end(self, download: Download, state: DownloadState) -> None:
+        download.enter(state)
+        self.table.remove(download)
 
-    def _succeed(self, want: Want, now: float) -> list[Effect]:
-        self._vacate(want)
-        self._forget(want)
-        ready: list[Effect] = (
-            [] if want.dropped else [BlobReady(want.sha256, frozenset(want.contributors))]
-        )
-        return ready + self._go_on(now)
+    def _will_fail(self, download: Download, reason: str) -> None:
+        download.leave_for(DownloadState.FAILED)
+        download.reason = reason
 
-    def _fail(self, want: Want) -> list[Effect]:
+    def _fail(self, download: Download) -> list[Effect]:
         """It can't be had, unless another message is right about its size."""
-        self._forget(want)
-        if not want.rivals:
-            return [BlobFailed(want.sha256, want.failed)]
-        size = want.rivals[0].size
-        other = Want(want.sha256, size, chunk_count(size), want.order, ticket=want.ticket)
-        self._wants[want.sha256] = other
-        for offer in want.rivals:
-            if offer.size == size:
-                self._merge(other, offer)
-            else:
-                other.rivals.append(offer)
-        self._set_ready(other)
+        download.enter(DownloadState.FAILED)
+        other = self.table.replace(download)
+        if other is None:
+            return [BlobFailed(download.sha256, download.reason)]
+        self.slots.enqueue(other)
         return []
 
-    def _forget(self, want: Want) -> None:
-        want.ticket += 1
-        del self._wants[want.sha256]
-        for peer in want.sources:
-            mine = self._by_source[peer]
-            del mine[want.sha256]
-            if not mine:
-                del self._by_source[peer]
-
-    # -- small things -------------------------------------------------------------------------
-
-    def _owes(self, want: Want) -> bool:
-        return bool(want.pull) and want.upto > want.arrived
-
-    def _received(self, want: Want) -> int:
-        return bytes_in(want.written, want.size)
-
-    def _tell(self, want: Want) -> list[Effect]:
-        percent = want.written * 100 // want.chunks if want.chunks else 100
-        if percent == want.told:
+    def _report(self, download: Download) -> list[Effect]:
+        percent = download.written * 100 // download.chunks if download.chunks else 100
+        if percent == download.reported_percent:
             return []
-        want.told = percent
-        return [BlobProgress(want.sha256, self._received(want), want.size)]
+        download.reported_percent = percent
+        return [BlobProgress(download.sha256, download.received_bytes, download.size)]
 
     def _pause_s(self, failures: int, longest_s: float) -> float:
         return backoff_s(failures - 1, self._config.pause_s, longest_s, self._rng)

@@ -1,15 +1,15 @@
-"""Blobs in both directions: what this agent pulls and what it serves. Never touches disk.
+"""Blobs in both directions: downloads and uploads. Never touches the disk.
 
-Theory, in short. A blob is named by its SHA-256 and cut into chunks of 512 KiB. Who wants it asks
-a peer that may have it, naming the message's author and its grant, the first chunk it lacks and
-how far the peer may send; more credit follows as chunks are written, never as they come. The
-asker chooses the pace, the order and the source; the asked only turns away, sends in order, or
-says that it can't go on. Nothing is acknowledged and nothing sent twice on a link that stays up:
-what was lost with a link is asked for again from the first chunk that is not written.
+In short: a blob is named by its SHA-256 and cut into chunks of 512 KiB. The downloader asks a peer
+that may have it, and names the message's author and its grant, the first chunk it lacks, and how
+far the peer may send. More credit follows as chunks are written, not as they arrive. The downloader
+chooses the speed, the order and the source; the uploader only refuses, sends in order, or says that
+it can't continue. Nothing is acknowledged, and nothing is sent twice on a link that stays up: what
+was lost with a link is asked for again from the first chunk that is not written.
 
-`serving.py` answers who gets the next read, `pulling.py` which blob is asked for next and from
-whom; this module is the engine's one face. The driver performs each effect once and answers it
-once, with the method that the effect names; for one blob in the order of the effects.
+`uploads.py` decides who gets the next read, `downloads.py` which blob is asked for next and from
+whom; this module joins them. The driver performs each effect once and answers it once, with the
+method that the effect names; for one blob in the order of the effects.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from meshagent.core.wire.frames import BlobAsk, BlobChunk, BlobEnd, BlobMore, Bl
 __all__ = ["BLOB_FRAMES", "Transfer"]
 
 BLOB_FRAMES = (BlobAsk, BlobMore, BlobChunk, BlobEnd, BlobStop)
-_FOR_PULLING = (BlobChunk, BlobEnd)
+_FOR_DOWNLOADS = (BlobChunk, BlobEnd)
 
 
 class Transfer:
@@ -35,45 +35,45 @@ class Transfer:
     def __init__(
         self,
         rng: random.Random,
-        pulling: DownloadConfig | None = None,
-        serving: UploadConfig | None = None,
+        downloads: DownloadConfig | None = None,
+        uploads: UploadConfig | None = None,
     ) -> None:
         self.refused: Counter[str] = Counter()
-        self._pulling = Downloads(rng, self.refused, pulling)
-        self._serving = Uploads(self.refused, serving)
-        self.want, self.unwant = self._pulling.want, self._pulling.unwant
-        self.progress = self._pulling.progress
-        self.opened, self.present = self._pulling.opened, self._pulling.present
-        self.held_up, self.impossible = self._pulling.held_up, self._pulling.impossible
-        self.wrote = self._pulling.wrote
-        self.finished, self.wrong = self._pulling.finished, self._pulling.wrong
-        self.admitted, self.turned_away = self._serving.admitted, self._serving.turned_away
-        self.chunk_read = self._serving.chunk_read
+        self.downloads = Downloads(rng, self.refused, downloads)
+        self.uploads = Uploads(self.refused, uploads)
+        self.want, self.unwant = self.downloads.want, self.downloads.unwant
+        self.progress = self.downloads.progress
+        self.opened, self.present = self.downloads.opened, self.downloads.present
+        self.held_up, self.impossible = self.downloads.held_up, self.downloads.impossible
+        self.wrote = self.downloads.wrote
+        self.finished, self.wrong = self.downloads.finished, self.downloads.wrong
+        self.admitted, self.turned_away = self.uploads.admitted, self.uploads.turned_away
+        self.chunk_read = self.uploads.chunk_read
 
     def receive(self, frame: Frame, peer: AgentId, now: float) -> list[Effect]:
         """A frame about blobs; others are not for us."""
-        if isinstance(frame, _FOR_PULLING):
-            return self._pulling.receive(frame, peer, now)
-        return self._serving.receive(frame, peer, now)
+        if isinstance(frame, _FOR_DOWNLOADS):
+            return self.downloads.receive(frame, peer, now)
+        return self.uploads.receive(frame, peer, now)
 
     def on_timer(self, now: float) -> list[Effect]:
         """Do what is due."""
-        return self._pulling.on_timer(now) + self._serving.on_timer(now)
+        return self.downloads.on_timer(now) + self.uploads.on_timer(now)
 
     def deadline(self) -> float | None:
         """When on_timer is wanted next."""
-        times = [self._pulling.deadline(), self._serving.deadline()]
+        times = [self.downloads.deadline(), self.uploads.deadline()]
         return min((each for each in times if each is not None), default=None)
 
     def connected(self, peer: AgentId, now: float) -> list[Effect]:
-        """The peer has a link, or a new one: whatever was on another is lost."""
-        return self._serving.disconnected(peer) + self._pulling.connected(peer, now)
+        """The peer has a link, or a new one: what was on another is lost."""
+        return self.uploads.disconnected(peer) + self.downloads.connected(peer, now)
 
     def disconnected(self, peer: AgentId, now: float) -> list[Effect]:
         """The last link to it is gone."""
-        return self._serving.disconnected(peer) + self._pulling.disconnected(peer, now)
+        return self.uploads.disconnected(peer) + self.downloads.disconnected(peer, now)
 
     def not_sent(self, peer: AgentId, frame: Frame, now: float) -> None:
-        """The link is full: whatever the frame was, it is made up for in a moment."""
-        self._pulling.not_sent(peer, frame, now)
-        self._serving.not_sent(peer, frame, now)
+        """The link is full: what the frame said is sent again in a moment."""
+        self.downloads.not_sent(peer, frame, now)
+        self.uploads.not_sent(peer, frame, now)

@@ -1,4 +1,4 @@
-"""Frames to bytes and back. Whatever the bytes, decoding raises RemoteProtocolError or nothing.
+"""Frames to bytes and back. Decoding hostile bytes can raise RemoteProtocolError only.
 
 Never touches a link. Invariant: `decode(encode(frame)) == frame`, and every frame is plain
 msgpack that any msgpack library can read.
@@ -14,30 +14,28 @@ from typing import Any
 
 import msgpack
 
+from meshagent.core.wire.field_checks import PIECE_BYTES
 from meshagent.core.wire.frames import (
     FRAMES,
-    GLANCES,
     HEADER_BYTES_MAX,
     OPTIONAL_FROM,
     PARTS_MAX,
-    PIECE_BYTES,
     Frame,
-    Payload,
-    Pieces,
     field_names,
 )
+from meshagent.core.wire.payload import Payload, Pieces
 from meshagent.errors import RemoteProtocolError
 
 __all__ = ["decode", "encode", "pack", "pack_all", "unpack", "unpack_short"]
 
 CONTAINER_ITEMS_MAX = 8192  # the largest list in the grammar is a Sync digest of 4096
 
-# The values of a frame of each kind, and its code behind them: with that it is never one alone.
+# The fields of a frame and its code. With the code attrgetter always returns a tuple.
 _values = {kind: attrgetter(*field_names(kind), "code") for kind in FRAMES.values()}
 
 
 class _Packing(threading.local):
-    """One packer for each thread: to make one takes longer than to pack a message."""
+    """One packer per thread: creating one takes longer than packing a message."""
 
     def __init__(self) -> None:
         self.pack: Callable[[object], bytes] = msgpack.Packer(use_bin_type=True).pack
@@ -52,12 +50,12 @@ def pack(value: object) -> bytes:
 
 
 def pack_all(values: Iterable[object]) -> list[bytes]:
-    """As `pack`, for many, with no line of Python for each."""
+    """As `pack`, for many values in one call."""
     return list(map(_packing.pack, values))
 
 
 def unpack(data: bytes | memoryview, limit: int = HEADER_BYTES_MAX) -> Any:
-    """One msgpack value that fills `data` exactly, with lists as tuples; bounded in every size."""
+    """The one msgpack value in `data`, with lists as tuples. Every size is limited."""
     if len(data) > limit:
         raise RemoteProtocolError(f"A header of {len(data)} bytes exceeds the limit of {limit}.")
     try:
@@ -86,7 +84,7 @@ def unpack(data: bytes | memoryview, limit: int = HEADER_BYTES_MAX) -> Any:
 
 
 def unpack_short(datas: Sequence[bytes | None]) -> list[Any]:
-    """As `unpack`, for many; none when one is long, missing, or not what it should be."""
+    """As `unpack`, for many; an empty list when one is long, missing or malformed."""
     try:
         if None in datas or max(map(len, datas)) > CONTAINER_ITEMS_MAX:  # type: ignore[arg-type]
             return []
@@ -116,7 +114,7 @@ def _pieces(payload: Payload) -> Sequence[bytes | memoryview]:
 
 
 def decode(parts: Sequence[bytes | memoryview]) -> Frame | None:
-    """The frame in `parts`; None when it is an optional one that we do not know."""
+    """The frame in `parts`; None when it is optional and unknown here."""
     if not 1 <= len(parts) <= PARTS_MAX:
         raise RemoteProtocolError(
             f"A frame of {len(parts)} parts exceeds the limit of {PARTS_MAX}."
@@ -124,10 +122,6 @@ def decode(parts: Sequence[bytes | memoryview]) -> Frame | None:
     header = unpack(parts[0])
     if type(header) is not tuple or not header or type(header[0]) is not int:
         raise RemoteProtocolError("A frame begins with a list whose first item is its code.")
-    if len(parts) == 1 and header[0] in GLANCES:
-        made_of, is_one = GLANCES[header[0]]
-        if is_one(header):
-            return made_of(header[1:])
     kind = FRAMES.get(header[0])
     if kind is None:
         if header[0] >= OPTIONAL_FROM:

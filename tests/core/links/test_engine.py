@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from core.made import (
+    EXAMPLES,
     MESH_ID,
     OTHER_SECRET,
     closes,
@@ -27,7 +28,9 @@ from meshagent.core.effects import (
     PeerChanged,
     Transmit,
 )
+from meshagent.core.links.engine import HANDLERS
 from meshagent.core.links.handshake import make_hello, make_here, make_welcome, refuse_clone
+from meshagent.core.links.link_table import LinkState
 from meshagent.core.links.remembered_peers import SAVE_PEERS_S
 from meshagent.core.mesh import Mesh
 from meshagent.core.model.identity import Identity
@@ -497,3 +500,25 @@ def test_no_frame_that_leaves_is_unreadable() -> None:
     assert any(isinstance(each, PeerChanged) for each in turn.free)
     for frame in sent(turn):
         assert decode(encode(frame)) == frame
+
+
+NOT_IN_THE_TABLE = [
+    (state, kind)
+    for state in LinkState
+    for kind in EXAMPLES
+    if (state, kind) not in HANDLERS
+    # On an open link all but the handshake is for the other engines.
+    and (state is not LinkState.OPEN or kind in (Hello, Welcome))
+]
+
+
+@pytest.mark.parametrize(("state", "kind"), NOT_IN_THE_TABLE)
+def test_a_frame_that_is_not_in_the_table_ends_the_link(
+    state: LinkState, kind: type[Frame]
+) -> None:
+    mesh = mesh_of(A)
+    mesh.opened(L1, B.curve_public, 0.0)
+    known = mesh.links.table.get(L1)
+    assert known is not None
+    known.state = state
+    assert refusals(arrives(mesh, L1, EXAMPLES[kind])) == ["protocol"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 import pytest
 
@@ -82,22 +81,6 @@ def serving_to(peer: AgentId, pull: int = 1, upto: int = 4) -> Transfer:
     return it
 
 
-def places_left(it: Transfer, peer: AgentId) -> int:
-    """How many more pulls of this peer are taken on; they are, from now on."""
-    for count in range(UploadConfig().per_peer_max + 1):
-        ask = BlobAsk(1_000_000 + count, Y, 8 * CHUNK_BYTES, CAROL, b"", 0, 8)
-        if not any(isinstance(each, CheckAsk) for each in it.receive(ask, peer, 0.0)):
-            break
-    return count
-
-
-def reads_left(it: Transfer, peer: AgentId) -> int:
-    """How many chunks would be read at once for this peer, if it asked for many."""
-    pulls = range(1_000_000, 1_000_000 + places_left(it, peer))
-    effects = [effect for pull in pulls for effect in it.admitted(peer, pull, 0.0)]
-    return sum(isinstance(each, ReadChunk) for each in effects)
-
-
 @pytest.mark.parametrize(
     ("size", "lengths"),
     [
@@ -163,8 +146,8 @@ def test_a_pull_begins_with_little_credit_and_grows_to_its_window() -> None:
             assert isinstance(more, BlobMore)
             upto = more.upto
         held.append(upto - at - 1)
-    assert max(held) == config.window_per_pull_max
-    assert min(held[12:]) > config.window_per_pull_max - config.window_per_pull_max // 3
+    assert max(held) == config.window_per_download_max
+    assert min(held[12:]) > config.window_per_download_max - config.window_per_download_max // 3
 
 
 def test_what_was_not_asked_for_is_dropped_and_counted() -> None:
@@ -353,8 +336,9 @@ def test_what_is_no_longer_wanted_leaves_nothing_at_any_stage() -> None:
     assert it.finished(X, 0.0) == []
     for each in (it, engine()):
         assert each.unwant(X, 0.0) == []
-        assert each.progress(X) is each.deadline() is None
-        assert each.want(X, 5, [BOB], BOB, b"grant", 0.0) == [OpenPartial(X, 5)], "as if new"
+        assert not len(each.downloads.table)
+        assert not each.downloads.slots.active
+        assert not each.downloads.table.with_source(BOB)
 
 
 def test_what_is_wanted_again_while_it_is_let_go_is_pulled() -> None:
@@ -384,7 +368,7 @@ def test_sources_grants_and_rivals_of_one_blob_are_bounded() -> None:
         peer = AgentId(f"p{at}")
         it.want(X, 5, [peer], peer, b"", 0.0)
         it.want(X, 6 + at, [peer], peer, b"", 0.0)
-    want = it._pulling._wants[X]
+    want = it.downloads.table[X]
     assert len(want.sources) <= 64
     assert len(want.grants) <= 32
     assert len(want.rivals) <= 8
@@ -406,7 +390,7 @@ def test_thousands_wait_without_a_storm_when_the_disk_is_full() -> None:
         assert then >= now
         now = max(then, now)
         effects = it.on_timer(now)
-    assert opens <= 8 * (1 + 10.0 / DownloadConfig().open_pace_s)
+    assert opens <= 8 * (1 + 10.0 / DownloadConfig().open_delay_s)
 
 
 def test_progress_is_told_once_for_each_hundredth() -> None:
@@ -464,7 +448,8 @@ def test_a_new_link_begins_anew_and_late_answers_are_harmless() -> None:
         assert it.chunk_read(BOB, 1, at, FULL, 1.0) == []
     assert it.chunk_read(BOB, 1, 0, FULL, 1.0) == []
     assert it.admitted(BOB, 1, 1.0) == []
-    assert reads_left(it, BOB) == UploadConfig().reads_max, "and the old reads count no more"
+    assert not it.uploads._peers
+    assert it.uploads._count == it.uploads._reading == 0
 
 
 @pytest.mark.parametrize("why", ["absent", "not allowed"])
@@ -473,7 +458,7 @@ def test_who_is_turned_away_is_told_why(why: str) -> None:
     end = Send(BOB, BlobEnd(1, why, "Because."))
     assert it.turned_away(BOB, 1, why, "Because.", 0.0) == [end]
     assert it.refused["blob not granted"] == (why == "not allowed")
-    assert places_left(it, BOB) == UploadConfig().per_peer_max
+    assert not it.uploads._peers
 
 
 @pytest.mark.parametrize("data", [None, b"", b"cut short", FULL + b"x"])
@@ -506,7 +491,7 @@ def test_absurd_asks_are_refused(size: int, first: int, upto: int) -> None:
     (said,) = frames(it.receive(BlobAsk(1, X, size, BOB, b"", first, upto), BOB, 0.0))
     assert isinstance(said, BlobEnd)
     assert it.refused["absurd ask"] == 1
-    assert places_left(it, BOB) == UploadConfig().per_peer_max
+    assert not it.uploads._peers
 
 
 def test_absurd_credit_is_refused() -> None:
@@ -520,31 +505,30 @@ def test_absurd_credit_is_refused() -> None:
 
 
 def test_ten_thousand_asks_keep_a_few_and_the_rest_is_told_to_come_again() -> None:
-    for peers, kept_max in ((50, UploadConfig().in_all_max), (1, UploadConfig().per_peer_max)):
-        it = engine()
-        kept: Counter[AgentId] = Counter()
-        busy = 0
-        for at in range(10_000):
-            peer = AgentId(f"p{at % peers}")
-            effects = it.receive(BlobAsk(at, X, 5, peer, b"", 0, 1), peer, 0.0)
-            kept[peer] += sum(isinstance(each, CheckAsk) for each in effects)
-            busy += len(frames(effects, BlobEnd))
-        assert kept.total() == kept_max == 10_000 - busy
-        assert max(kept.values()) <= UploadConfig().per_peer_max
+    it = engine()
+    for at in range(10_000):
+        peer = AgentId(f"p{at % 50}")
+        it.receive(BlobAsk(at, X, 5, peer, b"", 0, 1), peer, 0.0)
+    assert it.uploads._count == UploadConfig().in_all_max
+    assert max(len(each.uploads) for each in it.uploads._peers.values()) <= 16
+    it = engine()
+    busy = 0
+    for at in range(10_000):
+        busy += len(frames(it.receive(BlobAsk(at, X, 5, BOB, b"", 0, 1), BOB, 0.0), BlobEnd))
+    assert it.uploads._count == UploadConfig().per_peer_max == 10_000 - busy
 
 
 def test_asking_and_stopping_while_the_disk_hangs_keeps_nothing() -> None:
     it = engine()
-    effects: list[Effect] = []
     for pull in range(1000):
-        effects += it.receive(BlobAsk(pull, X, 40 * CHUNK_BYTES, BOB, b"", 0, 4), BOB, 0.0)
-        effects += it.admitted(BOB, pull, 0.0)
-        effects += it.receive(BlobStop(pull), BOB, 0.0)
-    reads = [each for each in effects if isinstance(each, ReadChunk)]
-    assert len(reads) == UploadConfig().reads_max
-    for read in reads:  # the disk has come back: nothing more is read for what was stopped
-        assert it.chunk_read(BOB, read.pull, read.chunk, FULL, 0.0) == []
-    assert reads_left(it, BOB) == UploadConfig().reads_max
+        it.receive(BlobAsk(pull, X, 40 * CHUNK_BYTES, BOB, b"", 0, 4), BOB, 0.0)
+        it.admitted(BOB, pull, 0.0)
+        it.receive(BlobStop(pull), BOB, 0.0)
+    serving = it.uploads
+    assert serving._reading <= UploadConfig().reads_max
+    assert serving._count <= UploadConfig().per_peer_max
+    assert len(serving._turns) <= 1
+    assert sum(len(each.ready) for each in serving._peers.values()) <= 16
 
 
 def test_peers_take_turns_however_many_pulls_one_has() -> None:
@@ -573,6 +557,7 @@ def test_what_a_full_link_refused_is_read_again_and_not_kept() -> None:
     it.not_sent(BOB, sent.frame, 0.0)
     for at in (3, 2, 1):
         assert it.chunk_read(BOB, 1, at, FULL, 0.0) == []
+    assert not it.uploads._find(BOB, 1).held  # type: ignore[union-attr]
     then = it.deadline()
     assert then is not None
     assert it.on_timer(then) == [ReadChunk(BOB, 1, X, at) for at in range(4)]
@@ -589,7 +574,7 @@ def test_a_pull_that_is_idle_loses_its_place() -> None:
         effects += it.on_timer(now)
     assert [type(each) for each in effects] == [Send, CloseReader]
     assert 60.0 <= now <= 120.0
-    assert places_left(it, BOB) == UploadConfig().per_peer_max
+    assert not it.uploads._peers
 
 
 # -- who lets us wait -------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def odd_but_signed(rng: random.Random) -> bytes:
     return pack((rng.choice((1, 1, 1, 2, True, 3)), body, MEMBER.sign(label + MESH_ID + body)))
 
 
-class Target:
+class FuzzedMesh:
     """The engine under fire, with one open link and a supply of fresh ones."""
 
     def __init__(self, seed: int) -> None:
@@ -150,11 +150,11 @@ class Target:
             if isinstance(effect, Transmit):
                 assert decode(encode(effect.frame)) == effect.frame
         assert all(each.agent != VICTIM.agent for each in self.mesh.peers())
-        assert len(self.mesh.links._links) <= LINKS_MAX + ENGINE_LIVES
+        assert len(self.mesh.links.table) <= LINKS_MAX + ENGINE_LIVES
         assert self.mesh.me.incarnation < 2**62
 
 
-class BlobTarget:
+class FuzzedTransfer:
     """The transfer engine under fire from one peer, with a driver that says yes to everything."""
 
     def __init__(self, seed: int) -> None:
@@ -170,7 +170,9 @@ class BlobTarget:
             frame = decode(parts)
             if isinstance(frame, BLOB_FRAMES):
                 self.perform(self.engine.receive(frame, self.peer, self.now))
-                live = replace(frame, pull=rng.choice([*self.engine._pulling._pulls, 7]))
+                live = replace(
+                    frame, pull=rng.choice([*self.engine.downloads.requests.numbers(), 7])
+                )
                 self.perform(self.engine.receive(live, AgentId(self.peer), self.now))
         self.now += rng.choice((0.0, 0.01, 40.0))
         self.perform(self.engine.on_timer(self.now))
@@ -187,10 +189,10 @@ class BlobTarget:
                     queue += engine.opened(sha256, 0, now)
                 case WriteChunk(sha256, index):
                     queue += engine.wrote(sha256, index, now)
-        serving, pulling = self.engine._serving, self.engine._pulling
-        assert serving._count <= 16
-        assert 0 <= pulling._held <= 16
-        assert len(pulling._wants) <= 3
+        uploads, downloads = self.engine.uploads, self.engine.downloads
+        assert uploads._count <= 16
+        assert 0 <= downloads.window.used <= 16
+        assert len(downloads.table) <= 3
 
 
 def attack(bases: Sequence[bytes], rng: random.Random) -> list[bytes]:
@@ -207,13 +209,18 @@ def attack(bases: Sequence[bytes], rng: random.Random) -> list[bytes]:
 
 def fuzz(seed: int, iterations: int | None = None, seconds: float = 0.0) -> int:
     """Attack until the budget is spent; how many attacks that were."""
-    rng, bases, target, blobs = random.Random(seed), corpus(), Target(seed), BlobTarget(seed)
+    rng, bases, target, blobs = (
+        random.Random(seed),
+        corpus(),
+        FuzzedMesh(seed),
+        FuzzedTransfer(seed),
+    )
     until = time.monotonic() + seconds
     done = 0
     while done < iterations if iterations is not None else time.monotonic() < until:
         done += 1
         if done % ENGINE_LIVES == 0:
-            target, blobs = Target(seed + done), BlobTarget(seed + done)
+            target, blobs = FuzzedMesh(seed + done), FuzzedTransfer(seed + done)
         parts = attack(bases, rng)
         try:
             read_all(parts)

@@ -11,33 +11,33 @@ from meshagent.transports.zmq.inbound_connections import InboundConnections
 
 
 def test_a_disconnect_ends_the_link_of_that_connection():
-    arrivals = InboundConnections()
-    arrivals.accepted(1000)
-    assert arrivals.claim(1000, 7) is not None
-    arrivals.disconnected(1000)
-    assert arrivals.settle() == ([7], 0)
-    assert arrivals.settle() == ([], 0)
+    connections = InboundConnections()
+    connections.accepted(1000)
+    assert connections.claim(1000, 7) is not None
+    connections.disconnected(1000)
+    assert connections.take_lost() == ([7], 0)
+    assert connections.take_lost() == ([], 0)
 
 
 def test_one_who_sent_nothing_was_a_stranger():
-    arrivals = InboundConnections()
-    arrivals.accepted(1000)
-    arrivals.disconnected(1000)
-    arrivals.accepted(1000)
-    assert arrivals.settle() == ([], 1)
-    assert arrivals.claim(1000, 7) is not None
+    connections = InboundConnections()
+    connections.accepted(1000)
+    connections.disconnected(1000)
+    connections.accepted(1000)
+    assert connections.take_lost() == ([], 1)
+    assert connections.claim(1000, 7) is not None
 
 
 def test_of_two_connections_on_one_descriptor_neither_is_guessed():
-    arrivals = InboundConnections()
-    arrivals.accepted(1000)
-    arrivals.disconnected(1000)
-    arrivals.accepted(1000)
-    assert arrivals.claim(1000, 7) is None
-    assert arrivals.claim(1000, 8) is None
-    assert arrivals.settle() == ([], 0)
-    arrivals.disconnected(1000)
-    assert arrivals.settle() == ([7, 8], 0)
+    connections = InboundConnections()
+    connections.accepted(1000)
+    connections.disconnected(1000)
+    connections.accepted(1000)
+    assert connections.claim(1000, 7) is None
+    assert connections.claim(1000, 8) is None
+    assert connections.take_lost() == ([], 0)
+    connections.disconnected(1000)
+    assert connections.take_lost() == ([7, 8], 0)
 
 
 # One thread makes, for each connection, accepted, frames, disconnected; another reads the two
@@ -56,19 +56,19 @@ STEPS = st.lists(
 @settings(max_examples=500, deadline=None)
 @given(STEPS)
 def test_a_disconnect_is_never_held_against_a_living_link(steps):
-    arrivals, events, frames = InboundConnections(), deque(), deque()
+    connections, events, frames = InboundConnections(), deque(), deque()
     living, opened, told, names = {}, set(), set(), iter(range(10_000))
 
     def read_monitor():
         while events:
             what, descriptor = events.popleft()
-            getattr(arrivals, what)(descriptor)
+            getattr(connections, what)(descriptor)
 
     def read(count):
         read_monitor()
         for _ in range(count):
             if not frames:
-                lost, _ = arrivals.settle()
+                lost, _ = connections.take_lost()
                 for link in lost:
                     assert link not in living.values(), f"link {link} lives"
                     assert link not in told
@@ -78,7 +78,7 @@ def test_a_disconnect_is_never_held_against_a_living_link(steps):
             if name not in opened:
                 read_monitor()
                 opened.add(name)
-                arrivals.claim(1000 + descriptor, name)
+                connections.claim(1000 + descriptor, name)
 
     for what, value in steps:
         if what == "accept" and value not in living:

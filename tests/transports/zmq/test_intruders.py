@@ -179,11 +179,11 @@ def test_a_foreign_routing_id_is_refused(zmq_world, until, route):
         door = zmq_world.door()[0]
         with (
             raw_dealer(b.address, door, zmq_world.pair(), route) as member,
-            disconnections(member) as cut_off,
+            disconnections(member) as shut_down,
         ):
             member.send(b"hello")
             await until(lambda: b.refused["routing id"] == 1)
-            await until(lambda: cut_off.poll(0))
+            await until(lambda: shut_down.poll(0))
         assert b.owner.keys == {}
         assert b.refused == {"routing id": 1}
 
@@ -354,6 +354,6 @@ def test_memory_stays_flat_under_a_thousand_intruders(zmq_world, until):
                 break
         grown = resident_bytes() - before
         assert grown < 2 * MIB, f"{grown} bytes for 1,000 intruders"
-        assert len(b.transport._arrivals) == 0
+        assert len(b.transport._inbound) == 0
 
     zmq_world.run(scenario)

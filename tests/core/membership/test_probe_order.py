@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from meshagent.core.membership.probing import ProbeOrder
+from meshagent.core.membership.probe_order import ProbeOrder
 from meshagent.core.model.peers import AgentId
 
 ME = AgentId("me-mmmmmmmm")

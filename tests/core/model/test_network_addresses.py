@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshagent.discovery.addresses import format_address, is_address, parse_address
-from meshagent.discovery.static import StaticDiscovery
+from meshagent.core.model.network_addresses import format_address, is_address, parse_address
 from meshagent.errors import UsageError
 
 
@@ -26,17 +25,13 @@ def test_what_is_written_is_read_back(text: str, host: str, port: int) -> None:
     assert format_address(host, port) == text
 
 
-@pytest.mark.parametrize("text", ["box", "[::1]", "::1"])
-def test_a_missing_port_is_filled_in_only_if_there_is_a_default(text: str) -> None:
-    assert parse_address(text, default_port=4711)[1] == 4711
-    with pytest.raises(UsageError):
-        parse_address(text)
-
-
 @pytest.mark.parametrize(
     "text",
     [
         "",
+        "box",
+        "[::1]",
+        "::1",
         ":4711",
         "box:",
         "box:0",
@@ -73,12 +68,3 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     if is_address(text):
         host, port = parse_address(text)
         assert parse_address(format_address(host, port)) == (host, port)
-
-
-def test_a_bad_static_peer_is_refused_before_anything_starts() -> None:
-    with pytest.raises(UsageError):
-        StaticDiscovery(["box:4711", "box"])
-
-
-def test_a_static_peer_named_twice_is_one() -> None:
-    assert StaticDiscovery(["box:4711", "box:4711"]).peers == ("box:4711",)

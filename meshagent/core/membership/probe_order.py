@@ -1,8 +1,8 @@
-"""Whom to probe next, and the probes under way. Never sends anything itself.
+"""Whom to probe next. Never sends anything.
 
-Turns alternate between the member that follows us on a ring and a shuffled round. The ring gives
-every member one prober that looks at it each second turn, so a silent crash is noticed within a
-bound and not only on average; the round keeps the ring's prober honest.
+Turns alternate between the member that follows us on a ring and a shuffled list of all. Because of
+the ring every member has one prober that probes it every second turn, so a silent crash is noticed
+within a fixed time and not only on average. The shuffled list covers a prober that fails.
 """
 
 from __future__ import annotations
@@ -14,31 +14,7 @@ from dataclasses import dataclass, field
 
 from meshagent.core.model.peers import AgentId
 
-__all__ = ["Probe", "ProbeOrder"]
-
-
-@dataclass(slots=True)
-class Probe:
-    """One question to `target` that has no answer yet."""
-
-    seq: int
-    target: AgentId
-    started: float
-    ask_helpers_at: float
-    fail_at: float
-    helpers: tuple[AgentId, ...] = ()
-    nacks: int = 0
-    asked: bool = False
-
-
-@dataclass(slots=True)
-class Relay:
-    """A probe made for `requester`, who asked with `their_seq`."""
-
-    requester: AgentId
-    target: AgentId
-    their_seq: int
-    nack_at: float
+__all__ = ["ProbeOrder"]
 
 
 @dataclass(slots=True)
@@ -66,7 +42,7 @@ class ProbeOrder:
             self._round.insert(self.rng.randrange(len(self._round) + 1), agent)
 
     def fill(self, agents: Iterable[AgentId]) -> None:
-        """As `add` for each, while nobody is here yet; the round is made at its first turn."""
+        """As `add` for each, on an empty order."""
         assert not self._ring, "a ring that is in use"
         self._ring = sorted(agents, key=_place)
 
@@ -78,7 +54,7 @@ class ProbeOrder:
                 self._round.remove(agent)
 
     def hurry(self, agent: AgentId) -> None:
-        """There is reason for doubt: probe `agent` at the next turn."""
+        """Probe `agent` at the next turn."""
         if agent in self and agent not in self._urgent:
             self._urgent.append(agent)
 
@@ -127,5 +103,5 @@ class ProbeOrder:
 
 def _place(agent: AgentId) -> str:
     # The fingerprint spreads agents evenly, and all members compute the same ring. It is computed
-    # when it is wanted: a pair of strings for each member would weigh more than all else about it.
+    # on demand: stored, it would take more memory than everything else about a member.
     return agent[-8:] + agent
