@@ -143,7 +143,8 @@ def test_one_class_per_name() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(name)
     twice = {each: where for each, where in places.items() if len(where) > 1}
-    assert not twice.keys() - 
+    assert not twice, twice
+
 
 def commands() -> list[click.Command]:
     context = click.Context(group)
