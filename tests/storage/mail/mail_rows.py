@@ -12,12 +12,12 @@ import msgpack
 import pytest
 
 from meshagent.core.model.rows import (
+    InBatch,
     InRow,
     InState,
-    InBatch,
+    OutBatch,
     OutRow,
     OutState,
-    OutBatch,
     ReceiptRow,
 )
 from meshagent.core.ports import Store
