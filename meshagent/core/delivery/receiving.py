@@ -93,7 +93,7 @@ class Receiving:
         refused: Counter[str],
         unread: int,
         incomplete: IncompleteMessages,
-        receipt_came: Callable[[AgentId, str], None],
+        receipt_came: Callable[[AgentId, str], bool],
     ) -> None:
         self._all, self._config, self._refused = conversations, config, refused
         self.incomplete = incomplete
@@ -245,9 +245,9 @@ class Receiving:
                 if state not in _RECIPIENT_SAYS:
                     return  # a newer node has more to say than we know
                 if reason == "" or is_id(reason):
-                    self._receipt_came(peer, ident)
+                    told = taken.free if self._receipt_came(peer, ident) else taken.after
                     taken.rows.append(ReceiptRow(peer, ident, state, now_ms, reason))
-                    taken.free.append(ReceiptChanged(peer, [ident], MessageState(state), reason))
+                    told.append(ReceiptChanged(peer, [ident], MessageState(state), reason))
                     return
         raise RemoteProtocolError("A receipt names a message, how far it has come, and why.")
 

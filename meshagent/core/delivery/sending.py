@@ -62,6 +62,8 @@ class Sending:
         self.taken = set(taken)
         """Messages of ours, by peer and id, whose recipients have them and fetch what they name."""
         self._withdrawn: dict[str, MessageState] = {}
+        self._untold: dict[tuple[AgentId, str], int] = {}
+        """Messages whose end is told when the disk has it, by peer and id: their numbers."""
         self._start_over_at = float("-inf")
 
     # -- accepting and taking back ------------------------------------------------------------
@@ -139,6 +141,16 @@ class Sending:
         known = self._all.get(peer)
         if known is not None and known.out.epoch == epoch and upto < known.out.floor:
             known.out.noted = max(known.out.noted, upto)
+        if self._untold:
+            told = [key for key, seq in self._untold.items() if key[0] == peer and seq <= upto]
+            for key in told:
+                del self._untold[key]
+
+    def receipt_came(self, peer: AgentId, ident: str) -> bool:
+        """The recipient says what became of a message; whether it may be told at once, or has to
+        wait for the disk since an earlier word on that message does."""
+        self.taken.discard((peer, ident))
+        return ident not in self._withdrawn and (peer, ident) not in self._untold
 
     def not_sent(self, peer: AgentId, mail: Mail, now: float) -> None:
         """The link is full: go on from there in a moment."""
@@ -343,6 +355,7 @@ class Sending:
         told = [] if taken else [ReceiptChanged(peer, [item.id], state, why or "")]
         if withdrawn is not None or item.expires_ms:
             # It would be called expired or taken back if a crash forgot this: so it is kept first.
+            self._untold[peer, item.id] = item.seq
             return Turn((), [row], told)
         return Turn(told, [row], may_wait=True)
 

@@ -8,7 +8,7 @@ import pytest
 from end_to_end.delivery.post import Post, texts
 from end_to_end.processes.harness import Node
 
-from meshagent.core.mesh import SAVE_PEERS_S
+from meshagent.core.links.remembered_peers import SAVE_PEERS_S
 
 pytestmark = pytest.mark.process
 
