@@ -12,7 +12,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from meshagent.core.effects import (
@@ -33,44 +32,30 @@ from meshagent.core.effects import (
 )
 from meshagent.core.mesh import Mesh
 from meshagent.core.model.attachments import Attachment, AttachmentLimits
-from meshagent.core.model.identity import Identity, MeshSecret, verify
+from meshagent.core.model.identity import verify
 from meshagent.core.model.messages import Outgoing
-from meshagent.core.model.peers import AgentId, Candidate, LinkId, PeerState, Presence
-from meshagent.core.model.records import STATUS_CHARACTERS_MAX, Record
+from meshagent.core.model.peers import AgentId, Candidate, LinkId, PeerState
 from meshagent.core.model.rows import Row
 from meshagent.core.ports import Announcement, Discovery, Store, Transport
 from meshagent.core.turns import Turn
 from meshagent.errors import CloneRunning, MeshError, UsageError
 from meshagent.node.blobs import BlobTransfers
 from meshagent.node.changes import ChangeFeed
+from meshagent.node.engine_timer import EngineTimer
 from meshagent.node.housekeeping import Housekeeping
+from meshagent.node.profile import Profile, first_record, own_presence, own_status
 from meshagent.node.received import ReceiptBook
 from meshagent.node.recovery import Recovery
 from meshagent.node.spool import SpoolDriver
 from meshagent.node.turn_runner import TurnRunner, Waiter
 from meshagent.node.views import NodeViews
 
-__all__ = ["Driver", "Profile"]
+__all__ = ["Driver"]
 
-TIMER_SLACK_S = 0.005  # the engine may be woken so much late: its shortest time is 10 ms
-RUN_SHIFT = 32  # an incarnation is the durable run number and a counter within the run
 _REPORTED = frozenset(
     {ReceiptChanged, Deliver, PeerChanged, CloneFound, BlobReady, BlobFailed, BlobProgress}
 )
 """What the feed of changes tells, and nobody performs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Who this node is and what it says of itself at the start."""
-
-    identity: Identity
-    secret: MeshSecret
-    mesh_name: str
-    role: str
-    capabilities: tuple[str, ...]
-    host: str
-    version: str
 
 
 class Driver:
@@ -115,9 +100,9 @@ class Driver:
         self.recovery = Recovery(self, free_bytes)
         self.housekeeping = Housekeeping(self)
         self.views = NodeViews(self)
+        self.timer = EngineTimer(lambda: self._mesh, self.perform)
         self._run = ""
         self._mesh: Mesh | None = None
-        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
         self._end_error: MeshError | None = None
@@ -144,9 +129,10 @@ class Driver:
         self._started.append(self.transport.close)
         self.addresses = await self._listen(listen, ports)
         self._run = f"{self.rng.getrandbits(64):016x}"
+        me = first_record(self.profile, run, self.wall_ms(), self.addresses)
         self._mesh = Mesh(
-            self._first_record(run), self.profile.identity, self.profile.secret.mesh_id, verify,
-            self.rng, self.loop.time(), wall_ms=lambda now: self.wall_ms(),
+            me, self.profile.identity, self.profile.secret.mesh_id, verify, self.rng,
+            self.loop.time(), wall_ms=lambda now: self.wall_ms(),
         )  # fmt: skip
         self._mesh.remember(remembered, self.loop.time())
         self.log.info("joined as %s at %s", self.agent, ", ".join(self.addresses))
@@ -160,20 +146,13 @@ class Driver:
             self._started.append(discovery.close)
             await discovery.start(self.announcement(), self._found)
         self.housekeeping.start()
-        self._set_timer()
+        self.timer.look_soon()
 
     async def _listen(self, listen: str, ports: Sequence[int]) -> tuple[str, ...]:
         for port in ports[:-1]:
             with contextlib.suppress(UsageError):
                 return await self.transport.start(listen, port, self)
         return await self.transport.start(listen, ports[-1], self)
-
-    def _first_record(self, run: int) -> Record:
-        profile = self.profile
-        return Record(
-            self.agent, profile.identity.key, run << RUN_SHIFT, self.wall_ms(), False, profile.role,
-            profile.capabilities, self.addresses, profile.host, Presence.IDLE, "", profile.version,
-        )  # fmt: skip
 
     async def wait(self) -> None:
         """Until the node is told to end, or has to; the reason it has to is raised."""
@@ -199,8 +178,7 @@ class Driver:
 
     async def _close(self) -> None:
         self._mesh = None  # a commit that is under way tells nobody any more
-        for timer in self._timers.values():
-            timer.cancel()
+        self.timer.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -264,19 +242,8 @@ class Driver:
 
     def describe(self, presence: str | None, status: str | None) -> None:
         """Set what others see this agent doing."""
-        state = None
-        if presence is not None:
-            try:
-                state = Presence(presence)
-            except ValueError:
-                raise UsageError(
-                    f"{presence!r} is not a presence.",
-                    hint=f"Choose one of {', '.join(each.value for each in Presence)}.",
-                ) from None
-        if status is not None:
-            status = " ".join("".join(c if c.isprintable() else " " for c in status).split())
-            status = status[:STATUS_CHARACTERS_MAX]
-        self.perform(self.mesh.describe(self.loop.time(), state, status))
+        said = own_presence(presence), own_status(status)
+        self.perform(self.mesh.describe(self.loop.time(), *said))
 
     def is_linked(self, peer: str) -> bool:
         """Whether a frame to this peer would leave now."""
@@ -320,7 +287,7 @@ class Driver:
         if mine and set(candidate.addresses) & set(self.addresses):
             return  # an echo of ourselves; another address would be a copy of this agent
         self._mesh.found(candidate, self.loop.time())
-        self._set_timer()
+        self.timer.look_soon()
 
     def announcement(self) -> Announcement:
         """What discovery may say of this node."""
@@ -331,7 +298,7 @@ class Driver:
     def perform(self, turn: Turn) -> None:
         """Run a turn of the engine; look soon when the engine wants to be woken next."""
         self.runner.perform(turn)
-        self._set_timer()
+        self.timer.look_soon()
 
     def _do(self, effect: Effect) -> None:
         """Perform an effect that is neither a frame nor a link."""
@@ -381,39 +348,6 @@ class Driver:
                 self.log.warning("a copy of this agent runs elsewhere (%s)", where)
                 if stop:
                     self.end(_clone_running(self.agent, where))
-
-    # -- timers -------------------------------------------------------------------------------
-
-    def _set_timer(self) -> None:
-        """Look soon when the engine wants to be woken: once for many turns."""
-        if "look" not in self._timers:
-            self._call_later("look", TIMER_SLACK_S, self._look_at_deadline)
-
-    def _look_at_deadline(self) -> None:
-        if self._mesh is None:
-            return
-        at, timer = self._mesh.deadline(), self._timers.get("engine")
-        if timer is not None:
-            if at is not None and timer.when() <= at and not timer.cancelled():
-                return  # an early wake-up is cheaper than a new timer for every frame
-            timer.cancel()
-            del self._timers["engine"]
-        if at is not None:
-            self._call_later("engine", at - self.loop.time(), self._on_timer)
-
-    def _on_timer(self) -> None:
-        if self._mesh is not None:
-            self.perform(self._mesh.on_timer(self.loop.time()))
-
-    def _call_later(self, name: str, delay_s: float, function: Callable[[], None]) -> None:
-        """Once; while it waits, the same name is not set again."""
-
-        def due() -> None:
-            del self._timers[name]
-            function()
-
-        if name not in self._timers:
-            self._timers[name] = self.loop.call_later(delay_s, due)
 
 
 def _clone_running(agent: AgentId, where: str) -> CloneRunning:

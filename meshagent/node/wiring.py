@@ -34,8 +34,9 @@ from meshagent.node.agents import LockedAgent, check_words, take_agent
 from meshagent.node.blobs import BlobTransfers
 from meshagent.node.control_socket import ControlServer
 from meshagent.node.daily_backups import keep_snapshots
-from meshagent.node.driver import Driver, Profile
+from meshagent.node.driver import Driver
 from meshagent.node.mailbox import Mailbox
+from meshagent.node.profile import Profile
 from meshagent.node.spool import FolderSpool
 from meshagent.session import open_blobs, runtime_folder
 from meshagent.storage.folders.agents import AgentFolder, list_agents

@@ -19,7 +19,8 @@ from meshagent.core.model.rows import Row, Watermark
 from meshagent.core.ports import Store
 from meshagent.core.wire.frames import Mail
 from meshagent.errors import MeshError, StorageError
-from meshagent.node.driver import Driver, Profile
+from meshagent.node.driver import Driver
+from meshagent.node.profile import Profile
 from meshagent.node.spool import SpoolDriver
 from meshagent.storage.mail.memory_store import MemoryStore
 

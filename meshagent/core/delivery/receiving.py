@@ -46,6 +46,7 @@ __all__ = ["Receiving"]
 
 WORDS_WAITING_MAX = 10_000  # for one peer: who takes none of our receipts gets no more of them
 _RECIPIENT_SAYS = frozenset({"delivered", "seen", "done", "refused", "expired"})
+_STATES = frozenset(state.value for state in MessageState)
 _ident = attrgetter("id")
 Found = Message | RemoteProtocolError | None
 """What stands under a number: a message, why it is none, or nothing, since it was withdrawn."""
@@ -242,9 +243,9 @@ class Receiving:
         match message.data:
             case {"id": str() as ident, "state": str() as state} if is_id(ident) and is_id(state):
                 reason = message.data.get("reason", "")
-                if state not in _RECIPIENT_SAYS:
+                if state not in _STATES:
                     return  # a newer node has more to say than we know
-                if reason == "" or is_id(reason):
+                if state in _RECIPIENT_SAYS and (reason == "" or is_id(reason)):
                     told = taken.free if self._receipt_came(peer, ident) else taken.after
                     taken.rows.append(ReceiptRow(peer, ident, state, now_ms, reason))
                     told.append(ReceiptChanged(peer, [ident], MessageState(state), reason))

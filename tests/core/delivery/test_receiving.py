@@ -211,6 +211,14 @@ def test_a_receipt_of_another_form_is_refused(data: Any) -> None:
     assert acks(turn)[0].exceptions[0][1]
 
 
+def test_a_receipt_that_a_newer_node_may_know_is_passed_over() -> None:
+    desk = Desk()
+    data = {"id": "m1", "state": "parked"}
+    turn = take(desk, mail(1, body("r", kind="receipt", data=data)))
+    assert not receipts(turn)
+    assert acks(turn)[0].exceptions == ()
+
+
 def test_a_full_inbox_says_so_and_says_when_there_is_room() -> None:
     desk = Desk(DeliveryConfig(unread_max=10), unread=9)
     turn = take(desk, mail(1, body("a"), body("b")))
