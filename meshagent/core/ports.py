@@ -129,7 +129,8 @@ class CommitStore(Protocol):
 
     def begin(self, rows: Sequence[Row], then: Callable[[MeshError | None], None]) -> None:
         """Commit all rows or none. `then` is called once, in the loop's thread: with None when
-        they are durable, else with the reason. That may happen before this returns."""
+        they are durable, else with the reason. That may happen before this returns. When a signal
+        interrupts this, `then` is called all the same, later."""
 
     async def commit(self, rows: Sequence[Row]) -> None:
         """Commit all rows or none; durable on return."""

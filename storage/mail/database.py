@@ -294,10 +294,11 @@ class Database(SqliteFile):
         reason: str = "its checksum does not fit",
     ) -> None:
         """Keep what is damaged, content and all, for a person to look at."""
+        kept = content if isinstance(content, bytes) else repr(content).encode()
         connection.execute(
             "INSERT INTO quarantine(origin, row_key, peer, message_id, reason, content, found_at) "
             "VALUES(?, ?, ?, ?, ?, ?, ?)",
-            (origin, *map(_printable, (key, peer, message_id)), reason, repr(content).encode(),
+            (origin, *map(_printable, (key, peer, message_id)), reason, kept,
              datetime.now(UTC).isoformat(timespec="seconds")),
         )  # fmt: skip
 
