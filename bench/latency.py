@@ -26,14 +26,18 @@ Rounds = dict[str, Callable[[], list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
+class LatencyAmount:
     """How much is measured."""
 
     rounds: int
     messages: int
 
 
-AMOUNTS = {"tiny": Amount(1, 5), "quick": Amount(5, 150), "full": Amount(15, 500)}
+AMOUNTS = {
+    "tiny": LatencyAmount(1, 5),
+    "quick": LatencyAmount(5, 150),
+    "full": LatencyAmount(15, 500),
+}
 
 
 def measure(setting: Setting) -> Answer:

@@ -34,7 +34,7 @@ SIMULATE_TIMEOUT_S = 1800.0  # 10,000 nodes take some five minutes, on a busy ma
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
+class ScaleAmount:
     """How much is measured.
 
     A window of 20 s is the shortest over which a node's half percent of a core is told from noise;
@@ -48,9 +48,9 @@ class Amount:
 
 
 AMOUNTS = {
-    "tiny": Amount((2,), 0.0, 0.5, (10,)),
-    "quick": Amount((2, 25), 3.0, 5.0, (100,)),
-    "full": Amount((2, 10, 25, 50), 10.0, 20.0, (100, 1_000, 4_096, 10_000)),
+    "tiny": ScaleAmount((2,), 0.0, 0.5, (10,)),
+    "quick": ScaleAmount((2, 25), 3.0, 5.0, (100,)),
+    "full": ScaleAmount((2, 10, 25, 50), 10.0, 20.0, (100, 1_000, 4_096, 10_000)),
 }
 
 
@@ -74,7 +74,7 @@ def measure(setting: Setting) -> Answer:
     return answer
 
 
-def _measure_size(folder: Path, size: int, amount: Amount) -> dict[str, Spread]:
+def _measure_size(folder: Path, size: int, amount: ScaleAmount) -> dict[str, Spread]:
     with NodeProcesses(folder) as nodes:
         members, times = _start(nodes, size)
         time.sleep(amount.settle_s)

@@ -38,7 +38,7 @@ Rounds = dict[str, Callable[[], float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
+class ThroughputAmount:
     """How much is measured: messages of a round, ours and those of slower contestants.
 
     Ours are so many more that both last about as long: what comes first in a round is the slowest,
@@ -61,9 +61,9 @@ class Amount:
 
 
 AMOUNTS = {
-    "tiny": Amount(1, 24, 24, senders=2),
-    "quick": Amount(3, 20_000, 4_000),
-    "full": Amount(7, 30_000, 6_000, long=150_000),
+    "tiny": ThroughputAmount(1, 24, 24, senders=2),
+    "quick": ThroughputAmount(3, 20_000, 4_000),
+    "full": ThroughputAmount(7, 30_000, 6_000, long=150_000),
 }
 """All rounds of a case go into one inbox that nobody reads: together less than it may hold."""
 
@@ -78,7 +78,7 @@ def measure(setting: Setting) -> Answer:
         cases = _pair_cases(setting, stack, amount, with_nats)
         taken = interleave(cases, amount.rounds, 1, setting.folder)
     with ExitStack() as stack:
-        cases = _crowd_cases(setting, stack, amount, with_nats)
+        cases = _many_sender_cases(setting, stack, amount, with_nats)
         taken |= interleave(cases, amount.rounds, 1, setting.folder)
     if amount.long:
         taken |= interleave(_long_cases(setting, amount.long), LONG_ROUNDS, 1, setting.folder)
@@ -111,7 +111,9 @@ def _headlines(taken: dict[str, list[float]], senders: int) -> list[Headline]:
     return found
 
 
-def _pair_cases(setting: Setting, stack: ExitStack, amount: Amount, with_nats: bool) -> Rounds:
+def _pair_cases(
+    setting: Setting, stack: ExitStack, amount: ThroughputAmount, with_nats: bool
+) -> Rounds:
     cases: Rounds = {}
     for size in SIZES:
         ours = amount.of(size)
@@ -135,19 +137,21 @@ def _pair_cases(setting: Setting, stack: ExitStack, amount: Amount, with_nats: b
     return cases
 
 
-def _crowd_cases(setting: Setting, stack: ExitStack, amount: Amount, with_nats: bool) -> Rounds:
+def _many_sender_cases(
+    setting: Setting, stack: ExitStack, amount: ThroughputAmount, with_nats: bool
+) -> Rounds:
     """Several senders to one recipient, each with its share of the coroutines and the messages."""
-    crowd = stack.enter_context(MeshPair(setting.folder / "crowd", amount.senders))
+    mesh = stack.enter_context(MeshPair(setting.folder / "mesh", amount.senders))
     each, coroutines = amount.ours // amount.senders, COROUTINES // amount.senders
 
     def ours() -> float:
         began = time.monotonic()
-        crowd.ask_all("burst", count=each, size=SIZES[0], coroutines=coroutines)
+        mesh.ask_all("burst", count=each, size=SIZES[0], coroutines=coroutines)
         return time.monotonic() - began
 
     what = f"{amount.senders} senders"
     cases = {
-        f"{OURS}, {what}": _rate(each * amount.senders, _settling(crowd, ours)),
+        f"{OURS}, {what}": _rate(each * amount.senders, _settling(mesh, ours)),
         f"{FLOOR}, {what}": lambda: rows_per_second(setting.folder, amount.ours, SIZES[0]),
     }
     for name in NATS if with_nats else ():

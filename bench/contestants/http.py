@@ -99,7 +99,7 @@ async def _serving(folder: Path) -> AsyncIterator[tuple[int, Verbs]]:
         await runner.cleanup()
 
 
-class _Client:
+class _HttpClient:
     def __init__(self, session: Any, url: str) -> None:
         self._session, self._url = session, url
 
@@ -130,7 +130,7 @@ async def _calling(port: str) -> AsyncIterator[tuple[None, Verbs]]:
 
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as session:
-        client = _Client(session, f"http://127.0.0.1:{port}")
+        client = _HttpClient(session, f"http://127.0.0.1:{port}")
         yield None, {"latencies": client.latencies, "upload": client.upload}
 
 

@@ -110,7 +110,7 @@ def _url(folder: Path) -> str:
     raise TimeoutError(f"nats-server did not start: {(folder / 'server.log').read_text()}")
 
 
-class _Client:
+class _NatsClient:
     """The verbs of one connection."""
 
     def __init__(self, connection: Any, stream: Any) -> None:
@@ -192,7 +192,7 @@ async def _opened(url: str) -> AsyncIterator[tuple[None, Verbs]]:
     connection = await nats.connect(url, pending_size=64 << 20)
     stream = connection.jetstream(publish_async_max_pending=100_000)
     await stream.add_stream(name=STREAM, subjects=[SUBJECT])
-    client = _Client(connection, stream)
+    client = _NatsClient(connection, stream)
     verbs: Verbs = {
         "latencies": client.latencies,
         "publish": client.publish,

@@ -102,7 +102,7 @@ def test_a_contestant_takes_part_where_it_is_installed(name: str, disk: Path) ->
 def test_a_mesh_too_large_for_the_memory_is_left_out_with_the_amount(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scale, "AMOUNTS", {"tiny": scale.Amount((), 0.0, 0.0, (10, 10_000))})
+    monkeypatch.setattr(scale, "AMOUNTS", {"tiny": scale.ScaleAmount((), 0.0, 0.0, (10, 10_000))})
     monkeypatch.setattr(scale, "_available_bytes", lambda: 2 * scale.GIB)
     part = ask("scale", "tiny", disk, frozenset())
     assert list(part["cases"]) == ["10 nodes, simulated"]
