@@ -141,7 +141,7 @@ def _many_sender_cases(
     setting: Setting, stack: ExitStack, amount: ThroughputAmount, with_nats: bool
 ) -> Rounds:
     """Several senders to one recipient, each with its share of the coroutines and the messages."""
-    mesh = stack.enter_context(MeshPair(setting.folder / "mesh", amount.senders))
+    mesh = stack.enter_context(MeshPair(setting.folder / "senders", amount.senders))
     each, coroutines = amount.ours // amount.senders, COROUTINES // amount.senders
 
     def ours() -> float:
