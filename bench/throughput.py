@@ -78,7 +78,7 @@ def measure(setting: Setting) -> Answer:
         cases = _pair_cases(setting, stack, amount, with_nats)
         taken = interleave(cases, amount.rounds, 1, setting.folder)
     with ExitStack() as stack:
-        cases = _crowd_cases(setting, stack, amount, with_nats)
+        cases = _many_sender_cases(setting, stack, amount, with_nats)
         taken |= interleave(cases, amount.rounds, 1, setting.folder)
     if amount.long:
         taken |= interleave(_long_cases(setting, amount.long), LONG_ROUNDS, 1, setting.folder)
@@ -137,21 +137,21 @@ def _pair_cases(
     return cases
 
 
-def _crowd_cases(
+def _many_sender_cases(
     setting: Setting, stack: ExitStack, amount: ThroughputAmount, with_nats: bool
 ) -> Rounds:
     """Several senders to one recipient, each with its share of the coroutines and the messages."""
-    crowd = stack.enter_context(MeshPair(setting.folder / "crowd", amount.senders))
+    mesh = stack.enter_context(MeshPair(setting.folder / "senders", amount.senders))
     each, coroutines = amount.ours // amount.senders, COROUTINES // amount.senders
 
     def ours() -> float:
         began = time.monotonic()
-        crowd.ask_all("burst", count=each, size=SIZES[0], coroutines=coroutines)
+        mesh.ask_all("burst", count=each, size=SIZES[0], coroutines=coroutines)
         return time.monotonic() - began
 
     what = f"{amount.senders} senders"
     cases = {
-        f"{OURS}, {what}": _rate(each * amount.senders, _settling(crowd, ours)),
+        f"{OURS}, {what}": _rate(each * amount.senders, _settling(mesh, ours)),
         f"{FLOOR}, {what}": lambda: rows_per_second(setting.folder, amount.ours, SIZES[0]),
     }
     for name in NATS if with_nats else ():

@@ -1,7 +1,7 @@
-"""The registry: a folder in which each running node keeps one file. Decides who is stale.
+"""The registry: a folder with one file per running node. Decides which files are stale.
 
-Never locks: a file is written aside, synced and renamed into place. Invariant: our own file is
-written before others' are read, so of two nodes that start together at least one sees the other.
+Never locks: a file is written under a temporary name, synced and renamed. Invariant: our own file
+is written before the others are read, so of two nodes that start together one sees the other.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class FileDiscovery:
 
     def __init__(self, folder: Path, extra: Mapping[str, object] | None = None) -> None:
         self.ignored: Counter[str] = Counter()
-        """How many files were not reported, by reason; a file counts again at each look."""
+        """How many files were not reported, by reason; a file counts again at each reading."""
         self._folder = folder
         self._extra = dict(extra or {})
         self._me: Announcement | None = None
         self._found: Callable[[Candidate], None] | None = None
         self._started = ""
-        self._trouble = "not started"
+        self._problem = "not started"
         self._known: dict[str, tuple[str, tuple[str, ...]]] = {}
-        self._woken = asyncio.Event()
+        self._changed = asyncio.Event()
         self._watch: FolderWatch | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def path(self) -> Path:
@@ -81,15 +81,15 @@ class FileDiscovery:
             self._make_folder()
             before = read_entry(self.path)  # a copy of this agent may be running: see `_report`
             self._write()
-            _sweep(self._folder)
+            _remove_leftovers(self._folder)
         except OSError as error:
             self._found = None
             raise _storage_error(self._folder, error) from error
         if isinstance(before, RegistryEntry) and before.is_running():
             self._report(before)
-        self._look()
-        self._watch = FolderWatch(self._folder, self._woken.set)
-        self._keeper = asyncio.create_task(self._keep(), name="registry-keeper")
+        self._read_all()
+        self._watch = FolderWatch(self._folder, self._changed.set)
+        self._task = asyncio.create_task(self._run(), name="registry-keeper")
 
     async def update(self, me: Announcement) -> None:
         """Write our file anew; a failure shows in `health` and is tried again."""
@@ -98,21 +98,21 @@ class FileDiscovery:
 
     def health(self) -> str:
         """`ok`, or why others can't find our file."""
-        return self._trouble or "ok"
+        return self._problem or "ok"
 
     async def close(self) -> None:
         """Remove our file, if it is still ours, and end the watch."""
         self._found = None
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
         if self._me is not None and self._is_ours(read_entry(self.path)):
             with contextlib.suppress(OSError):
                 self.path.unlink()
-        self._trouble = "closed"
+        self._problem = "closed"
         if self._watch is not None:
             await self._watch.stop()
-        self._keeper, self._watch = None, None
+        self._task, self._watch = None, None
 
     # ---- our own file ------------------------------------------------------------------------
 
@@ -153,14 +153,14 @@ class FileDiscovery:
             with contextlib.suppress(OSError):  # on a full disk half a file is in everybody's way
                 aside.unlink()
             raise
-        self._trouble = ""
+        self._problem = ""
 
     def _rewrite(self) -> None:
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)  # not its parents: the mesh may be gone
             self._write()
         except OSError as error:
-            self._trouble = f"{self.path} can't be written: {error.strerror or error}"
+            self._problem = f"{self.path} can't be written: {error.strerror or error}"
 
     def _is_ours(self, entry: RegistryEntry | str) -> bool:
         assert self._me is not None
@@ -168,8 +168,8 @@ class FileDiscovery:
 
     # ---- the others' -------------------------------------------------------------------------
 
-    async def _keep(self) -> None:
-        """Look when names changed, or every `POLL_INTERVAL_S` without a watch; beat regularly."""
+    async def _run(self) -> None:
+        """Read when files came or went, or at intervals without a watch; send heartbeats."""
         assert self._watch is not None
         beat_at = time.monotonic() + HEARTBEAT_INTERVAL_S
         while True:
@@ -177,24 +177,24 @@ class FileDiscovery:
             wait_s = left_s if self._watch.watching else min(left_s, POLL_INTERVAL_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await self._woken.wait()
+                    await self._changed.wait()
             # Reading for nothing is not free: fifty nodes that read fifty files wake fifty watches.
-            due = self._woken.is_set() or not self._watch.watching
-            self._woken.clear()
+            due = self._changed.is_set() or not self._watch.watching
+            self._changed.clear()
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + HEARTBEAT_INTERVAL_S
                 try:
                     os.utime(self.path)
-                except OSError:  # gone: `_look` writes it again
+                except OSError:  # gone: `_read_all` writes it again
                     due = True
             if due:
-                self._look()
+                self._read_all()
 
-    def _look(self) -> None:
+    def _read_all(self) -> None:
         """Read every file: report news, forget the gone, prune the dead, restore our own."""
         assert self._me is not None
         entries = scan_registry(self._folder, self.ignored)
-        running = [entry for entry in entries if self._keeps(entry)]
+        running = [entry for entry in entries if self._is_current(entry)]
         for agent in self._known.keys() - {entry.agent for entry in running}:
             del self._known[agent]
         for entry in running:
@@ -202,7 +202,7 @@ class FileDiscovery:
         if not any(entry.agent == self._me.agent for entry in running):
             self._rewrite()
 
-    def _keeps(self, entry: RegistryEntry) -> bool:
+    def _is_current(self, entry: RegistryEntry) -> bool:
         if entry.is_running():
             return True
         self.ignored["stale"] += 1
@@ -230,8 +230,8 @@ def _prune(entry: RegistryEntry) -> None:
             entry.path.unlink()
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what nodes that died while writing have left aside."""
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary files of nodes that died while writing."""
     for path in islice(folder.glob(".*.tmp"), FILES_MAX):
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime > FORGOTTEN_AGE_S:

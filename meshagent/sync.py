@@ -9,6 +9,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -85,8 +86,8 @@ class SyncMessage:
 class SyncNode:
     """A running node, called from a program without a loop."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._join = join(**options)
+    def __init__(self, joining: AbstractAsyncContextManager[Node]) -> None:
+        self._join = joining
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="meshagent")
         self._node: Node | None = None
@@ -181,14 +182,4 @@ def join_sync(
     capabilities: Iterable[str] = (),
 ) -> SyncNode:
     """As `join`, for a plain `with`."""
-    return SyncNode(
-        {
-            "role": role,
-            "name": name,
-            "dir": dir,
-            "listen": listen,
-            "discovery": discovery,
-            "peers": tuple(peers),
-            "capabilities": tuple(capabilities),
-        }
-    )
+    return SyncNode(join(role, name, dir, listen, discovery, peers, capabilities))

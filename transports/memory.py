@@ -73,14 +73,14 @@ class MemoryNetwork:
 
 
 @dataclass(eq=False, slots=True)
-class _End:
+class _LinkEnd:
     """One end of a connection, and the frames on their way to it. None is the other's goodbye."""
 
     owner: MemoryTransport
     link: LinkId | None = None
     curve_key: bytes | None = None
     opened: bool = False
-    far: _End | None = None
+    far: _LinkEnd | None = None
     coming: deque[tuple[float, tuple[bytes | memoryview, ...] | None]] = field(
         default_factory=deque
     )
@@ -132,8 +132,8 @@ class MemoryTransport:
         self._door = door
         self._limits = limits or LinkLimits()
         self._numbers = itertools.count(1)
-        self._links: dict[LinkId, _End] = {}
-        self._silent: dict[_End, None] = {}  # inbound, without a first frame yet
+        self._links: dict[LinkId, _LinkEnd] = {}
+        self._silent: dict[_LinkEnd, None] = {}  # inbound, without a first frame yet
         self._denied: dict[bytes, float] = {}
         self._running = False
 
@@ -158,7 +158,7 @@ class MemoryTransport:
         """Begin to connect to the transport at `address`."""
         if not self._running:
             raise LocalProtocolError("The transport is not running.", hint="Start it first.")
-        end = _End(self)
+        end = _LinkEnd(self)
         full = len(self._links) >= self._limits.links_max
         link = self._register(end)
         if full:
@@ -195,15 +195,15 @@ class MemoryTransport:
             for end in self._all_ends():
                 self._remove(end)
 
-    def _all_ends(self) -> list[_End]:
+    def _all_ends(self) -> list[_LinkEnd]:
         return [*self._links.values(), *self._silent]
 
-    def _register(self, end: _End) -> LinkId:
+    def _register(self, end: _LinkEnd) -> LinkId:
         end.link = LinkId(next(self._numbers))
         self._links[end.link] = end
         return end.link
 
-    def _remove(self, end: _End) -> None:
+    def _remove(self, end: _LinkEnd) -> None:
         if end.link is not None:
             self._links.pop(end.link, None)
         self._silent.pop(end, None)
@@ -212,7 +212,7 @@ class MemoryTransport:
         if far is not None and far.far is end:
             far.push(None)
 
-    def _end(self, end: _End, reason: str) -> None:
+    def _end(self, end: _LinkEnd, reason: str) -> None:
         known = end.link in self._links
         self._remove(end)
         if known and end.link is not None:
@@ -232,7 +232,7 @@ class MemoryTransport:
             if end.far is not None:
                 end.schedule()
 
-    def _knock(self, end: _End, address: str) -> None:
+    def _knock(self, end: _LinkEnd, address: str) -> None:
         network = self.network
         target = network._listeners.get(address)
         if end.link not in self._links:
@@ -246,7 +246,7 @@ class MemoryTransport:
             target.refused[refusal] += 1
             self._end(end, "handshake")
         else:
-            end.far = _End(target, curve_key=self._curve_public, far=end)
+            end.far = _LinkEnd(target, curve_key=self._curve_public, far=end)
             target._silent[end.far] = None
             end.opened = True
             if not notify_owner(self.refused, self._events.link_opened, end.link, None):
@@ -259,7 +259,7 @@ class MemoryTransport:
             return "denied"
         return "limit" if len(self._links) >= self._limits.links_max else ""
 
-    def _take(self, end: _End, parts: tuple[bytes | memoryview, ...] | None) -> None:
+    def _take(self, end: _LinkEnd, parts: tuple[bytes | memoryview, ...] | None) -> None:
         """A frame has arrived, or the goodbye."""
         if parts is None:
             end.far = None
@@ -274,7 +274,7 @@ class MemoryTransport:
         ):
             self._end(end, "closed")
 
-    def _admit(self, end: _End) -> bool:
+    def _admit(self, end: _LinkEnd) -> bool:
         if len(self._links) >= self._limits.links_max:
             self.refused["limit"] += 1
             self._remove(end)

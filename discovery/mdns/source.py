@@ -71,7 +71,7 @@ class MdnsDiscovery:
         self._me: Announcement | None = None
         self._own_name = ""
         self._found: Callable[[Candidate], None] | None = None
-        self._trouble = "not started"
+        self._problem = "not started"
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
         self._published: ServiceInfo | None = None
@@ -79,7 +79,7 @@ class MdnsDiscovery:
         self._waiting: dict[str, AsyncServiceInfo] = {}
         self._resolving: set[str] = set()
         self._resolvers: set[asyncio.Task[None]] = set()
-        self._keeper: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._publisher: asyncio.Task[None] | None = None
 
     async def start(self, me: Announcement, found: Callable[[Candidate], None]) -> None:
@@ -88,7 +88,7 @@ class MdnsDiscovery:
         self._me, self._found = me, found
         self._own_name = f"{instance_name(me)}.{SERVICE_TYPE}"
         self._open(self._wanted())
-        self._keeper = asyncio.create_task(self._keep(), name="mdns-keeper")
+        self._task = asyncio.create_task(self._run(), name="mdns-keeper")
 
     async def update(self, me: Announcement) -> None:
         """Announce the new addresses, in the background."""
@@ -98,8 +98,8 @@ class MdnsDiscovery:
 
     def health(self) -> str:
         """`ok`, or why others can't find us or we can't find them."""
-        if self._trouble:
-            return self._trouble
+        if self._problem:
+            return self._problem
         if len(self._known) >= CANDIDATES_MAX:
             return f"{CANDIDATES_MAX} agents announce themselves here; newcomers are ignored"
         return "ok"
@@ -107,12 +107,12 @@ class MdnsDiscovery:
     async def close(self) -> None:
         """Say goodbye, and leave no task and no socket."""
         self._found = None
-        tasks = [task for task in (self._keeper, self._publisher, *self._resolvers) if task]
+        tasks = [task for task in (self._task, self._publisher, *self._resolvers) if task]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._keeper = self._publisher = None
-        self._trouble = "closed"
+        self._task = self._publisher = None
+        self._problem = "closed"
         await self._shut()
 
     # ---- the sockets -------------------------------------------------------------------------
@@ -126,10 +126,10 @@ class MdnsDiscovery:
         return f"this machine has no interface with {' or '.join(self._given)}"
 
     def _open(self, wanted: tuple[Interface, ...]) -> None:
-        """Open the sockets and browse; on failure leave the reason in `_trouble`."""
+        """Open the sockets and browse; on failure leave the reason in `_problem`."""
         from zeroconf.asyncio import AsyncZeroconf
 
-        self._trouble = self._no_interface()
+        self._problem = self._no_interface()
         ipv4_only = tuple(one for one in wanted if isinstance(one, str) and ":" not in one)
         for choice in dict.fromkeys((wanted, ipv4_only)):
             if not choice:
@@ -137,9 +137,9 @@ class MdnsDiscovery:
             try:
                 self._zeroconf = AsyncZeroconf(interfaces=list(choice))
             except (OSError, RuntimeError, ValueError) as error:
-                self._trouble = f"multicast is not available: {error}"
+                self._problem = f"multicast is not available: {error}"
                 continue
-            self._trouble = ""
+            self._problem = ""
             if self._given is not None:
                 _confine(self._zeroconf, self._given)
             self._browse(self._zeroconf)
@@ -158,7 +158,7 @@ class MdnsDiscovery:
             question_type=DNSQuestionType.QM,
         )
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         """Retry until the sockets are open; then follow the interfaces."""
         delay_s = RETRY_FIRST_S
         while not await self._is_started():
@@ -183,7 +183,7 @@ class MdnsDiscovery:
                 return True
             reason = "no interface accepts multicast"
         await self._shut()
-        self._trouble = reason
+        self._problem = reason
         return False
 
     async def _follow_interfaces(self) -> None:
@@ -194,7 +194,7 @@ class MdnsDiscovery:
             now = self._wanted()
             if now != last:
                 last, settle = now, RESCAN_SETTLE_TIMES + 1
-            self._trouble = self._trouble if now else self._no_interface()
+            self._problem = self._problem if now else self._no_interface()
             if settle and now:
                 settle -= 1
                 await self._move_to(now)
@@ -204,9 +204,9 @@ class MdnsDiscovery:
         try:
             await self._zeroconf.async_update_interfaces(interfaces=list(interfaces))
         except (OSError, RuntimeError, ValueError) as error:
-            self._trouble = f"multicast is not available: {error}"
+            self._problem = f"multicast is not available: {error}"
         else:
-            self._trouble = ""
+            self._problem = ""
 
     async def _shut(self) -> None:
         zeroconf, self._zeroconf, self._published = self._zeroconf, None, None
@@ -257,7 +257,7 @@ class MdnsDiscovery:
                 sent = await self._zeroconf.async_update_service(info)
             await sent
         except (Error, OSError) as error:
-            self._trouble = f"the announcement failed: {error or type(error).__name__}"
+            self._problem = f"the announcement failed: {error or type(error).__name__}"
 
     def _service_info(self) -> ServiceInfo | None:
         from zeroconf import ServiceInfo

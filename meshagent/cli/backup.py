@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 
+from meshagent.cli.node_session import node_session, print_answer
 from meshagent.cli.options import Common, common_options
-from meshagent.cli.output import print_json
 
 __all__ = ["command"]
 
@@ -21,12 +20,6 @@ def command(common: Common, file: str) -> None:
 
     Example:  meshagent backup ~/tester.backup
     """
-    from meshagent.session import attach, open_mesh
-
-    mesh = open_mesh(common.dir)
-    with attach(mesh.registry, common.agent, os.environ) as session:
+    with node_session(common) as session:
         done = session.ask("backup", path=str(Path(file).expanduser().absolute()))
-    if common.json:
-        print_json(done)
-    else:
-        click.echo(f"{done['agent']} backed up to {done['file']}")
+    print_answer(common, done, f"{done['agent']} backed up to {done['file']}")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from meshagent.cli.mail import receipt_line
+from meshagent.cli.node_session import node_session, print_answer
 from meshagent.cli.options import Common, common_options
-from meshagent.cli.output import print_json
 
 __all__ = ["command"]
 
@@ -21,12 +19,6 @@ def command(common: Common, ident: str) -> None:
 
     Example:  meshagent cancel 7k2m
     """
-    from meshagent.session import attach, open_mesh
-
-    mesh = open_mesh(common.dir)
-    with attach(mesh.registry, common.agent, os.environ) as session:
+    with node_session(common) as session:
         receipt = session.ask("cancel", ident=ident)
-    if common.json:
-        print_json(receipt)
-    else:
-        click.echo(receipt_line(receipt))
+    print_answer(common, receipt, receipt_line(receipt))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
+from meshagent.cli.node_session import node_session, print_answer
 from meshagent.cli.options import Common, common_options
-from meshagent.cli.output import print_json
 
 __all__ = ["command"]
 
@@ -20,12 +18,6 @@ def command(common: Common, ident: str) -> None:
 
     Example:  meshagent done 7k2m
     """
-    from meshagent.session import attach, open_mesh
-
-    mesh = open_mesh(common.dir)
-    with attach(mesh.registry, common.agent, os.environ) as session:
+    with node_session(common) as session:
         message = session.ask("done", ident=ident)
-    if common.json:
-        print_json(message)
-    else:
-        click.echo(f"{message['id']} from {message['from']}: done")
+    print_answer(common, message, f"{message['id']} from {message['from']}: done")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from meshagent.cli.mail import attachment_text, plain
+from meshagent.cli.node_session import node_session
 from meshagent.cli.options import Common, common_options
 from meshagent.cli.output import print_json
 
@@ -28,10 +28,7 @@ def command(common: Common, ident: str) -> None:
 
     Example:  meshagent fetch 7k2m
     """
-    from meshagent.session import attach, open_mesh
-
-    mesh = open_mesh(common.dir)
-    with attach(mesh.registry, common.agent, os.environ) as session:
+    with node_session(common) as session:
         message = fetched(session, ident, common.quiet or common.json)
     if common.json:
         print_json(message)

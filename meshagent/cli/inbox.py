@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from meshagent.cli.mail import print_messages
+from meshagent.cli.node_session import node_session
 from meshagent.cli.options import Common, common_options
 from meshagent.cli.output import notice, print_json
 
@@ -26,10 +25,7 @@ def command(common: Common, unread: bool, follow: bool, limit: int) -> None:
 
     Example:  meshagent inbox --unread
     """
-    from meshagent.session import attach, open_mesh
-
-    mesh = open_mesh(common.dir)
-    with attach(mesh.registry, common.agent, os.environ) as session:
+    with node_session(common) as session:
         asked = {"unread": unread, "limit": limit}
         messages = (
             session.follow("inbox", **asked) if follow else iter([session.ask("inbox", **asked)])

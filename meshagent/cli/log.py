@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from meshagent.cli.mail import print_messages
+from meshagent.cli.node_session import node_session
 from meshagent.cli.options import Common, common_options
 from meshagent.cli.output import notice, print_json
 
@@ -24,10 +23,7 @@ def command(common: Common, search: str, peer: str, kind: str, limit: int) -> No
 
     Example:  meshagent log --search "login 500"
     """
-    from meshagent.session import attach, open_mesh
-
-    mesh = open_mesh(common.dir)
-    with attach(mesh.registry, common.agent, os.environ) as session:
+    with node_session(common) as session:
         messages = session.ask("log", search=search, peer=peer, kind=kind, limit=limit)
     if common.json:
         print_json(messages)

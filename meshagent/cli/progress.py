@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 from math import ceil
-from types import TracebackType
 
 from meshagent.cli.output import duration, size_text, terminal_width
 
@@ -34,12 +33,7 @@ class ProgressLine:
     def __enter__(self) -> ProgressLine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self._wipe()
 
     def update(self, done: int, total: int | None) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 
 import click
 
+from meshagent.cli.node_session import node_session, print_answer
 from meshagent.cli.options import Common, common_options
-from meshagent.cli.output import print_json
 
 __all__ = ["command"]
 
@@ -24,16 +23,15 @@ def command(common: Common, file: str) -> None:
 
     Example:  meshagent restore ~/tester.backup
     """
-    from meshagent.session import attach, open_mesh
-
-    mesh = open_mesh(common.dir)
-    with attach(mesh.registry, common.agent, os.environ) as session:
+    with node_session(common) as session:
         done = session.ask("restore", path=str(Path(file).expanduser().absolute()))
-    if common.json:
-        print_json(done)
-    else:
-        click.echo(f"The mailbox of {done['agent']} is now the backup {done['file']}.")
-        if kept := done["replaced"]:
-            click.echo(f"The mailbox that it replaced is kept in {kept}")
-            click.echo(f"To go back to it: meshagent restore {shlex.quote(f'{kept}/mesh.db')}")
-            click.echo(f"To delete it: rm -r {shlex.quote(kept)}")
+    if common.json or not done["replaced"]:
+        print_answer(
+            common, done, f"The mailbox of {done['agent']} is now the backup {done['file']}."
+        )
+        return
+    kept = done["replaced"]
+    click.echo(f"The mailbox of {done['agent']} is now the backup {done['file']}.")
+    click.echo(f"The mailbox that it replaced is kept in {kept}")
+    click.echo(f"To go back to it: meshagent restore {shlex.quote(f'{kept}/mesh.db')}")
+    click.echo(f"To delete it: rm -r {shlex.quote(kept)}")

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import click
 
 from meshagent.cli.fetch import fetched
+from meshagent.cli.node_session import node_session
 from meshagent.cli.options import Common, common_options
 from meshagent.cli.output import print_json, size_text
 from meshagent.cli.progress import ProgressLine
@@ -32,10 +33,8 @@ def command(common: Common, ident: str, to: str) -> None:
     Example:  meshagent save 7k2m --to shots
     """
     from meshagent.core.model.file_names import file_name
-    from meshagent.session import attach, open_mesh
 
-    mesh = open_mesh(common.dir)
-    with attach(mesh.registry, common.agent, os.environ) as session:
+    with node_session(common) as session:
         message = fetched(session, ident, common.quiet or common.json)
     if not message["attachments"]:
         raise NoSuchPeer(f"The message {message['id']} has no attachments.")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import click
 
+from meshagent.cli.node_session import node_session
 from meshagent.cli.options import Common, common_options
 from meshagent.cli.output import duration, print_json
 
@@ -26,10 +26,7 @@ def command(common: Common, text: str | None, presence: str | None) -> None:
 
     Example:  meshagent status "running the login tests" --presence working
     """
-    from meshagent.session import attach, open_mesh
-
-    mesh = open_mesh(common.dir)
-    with attach(mesh.registry, common.agent, os.environ) as session:
+    with node_session(common) as session:
         status = session.ask("status", text=text, presence=presence)
     if common.json:
         print_json(status)

@@ -238,7 +238,7 @@ def _ports(known: Examination, answering: list[nodes.NodeReport]) -> Iterable[Fi
         yield network.check_port(agent, address, answers[address])
 
 
-def _knock(known: Examination, addresses: list[str]) -> dict[str, probes.ProbeAnswer | None]:
+def _knock(known: Examination, addresses: list[str]) -> dict[str, probes.DialAnswer | None]:
     door = known.secret.door() if known.secret else None
     answers = probes.in_parallel(lambda address: probes.knock(address, door), addresses, KNOCK_S)
     return dict(zip(addresses, answers, strict=True))
@@ -254,7 +254,7 @@ def _peers(known: Examination) -> Iterable[Finding]:
         if known.mesh is not None and not answering:
             yield peers.no_speaker(known.speaker)
     everyone = peers.peers_of(answering)
-    here = peers.LocalFacts(
+    here = peers.LocalKnowledge(
         {report.agent: report for report in known.reports}, known.agents, time.time()
     )
     if known.peer is not None:
@@ -276,7 +276,7 @@ def _peers(known: Examination) -> Iterable[Finding]:
 
 
 def _asked_for(
-    known: Examination, everyone: list[peers.PeerFacts], here: peers.LocalFacts
+    known: Examination, everyone: list[peers.PeerFacts], here: peers.LocalKnowledge
 ) -> Iterable[Finding]:
     wanted = str(known.peer)
     if is_address(wanted):

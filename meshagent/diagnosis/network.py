@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from meshagent.core.model.network_addresses import ip_literal, is_loopback
 from meshagent.diagnosis.finding import Finding, few, note, ok, problem
-from meshagent.diagnosis.probes import Device, ProbeAnswer, Surroundings
+from meshagent.diagnosis.probes import Device, DialAnswer, Surroundings
 from meshagent.transports.limits import DIALLED_DESCRIPTORS, descriptors_for_links
 
 __all__ = [
@@ -143,26 +143,24 @@ def check_multicast(host: str, trouble: str) -> Finding:
     return ok("multicast", f"works on {host}, up to this machine's edge")
 
 
-def check_port(agent: str, address: str, answer: ProbeAnswer | None) -> Finding:
+def check_port(agent: str, address: str, answer: DialAnswer | None) -> Finding:
     """Whether a node's own door opens at an address that it tells others."""
-    if answer in (ProbeAnswer.OURS, ProbeAnswer.OPEN):
+    if answer in (DialAnswer.OURS, DialAnswer.OPEN):
         return ok("port", f"{agent} takes connections at {address}", detail=True)
     why = {
-        ProbeAnswer.REFUSED: "the connection is refused",
-        ProbeAnswer.DROPPED: "nothing comes back",
-        ProbeAnswer.UNREACHABLE: "there is no way to it",
-        ProbeAnswer.UNKNOWN: "the name is not known",
-        ProbeAnswer.SILENT: "it takes the connection and says nothing",
-        ProbeAnswer.FOREIGN: "its door does not open with mesh.key",
-        ProbeAnswer.OTHER: "another program answers",
+        DialAnswer.REFUSED: "the connection is refused",
+        DialAnswer.DROPPED: "nothing comes back",
+        DialAnswer.UNREACHABLE: "there is no way to it",
+        DialAnswer.UNKNOWN: "the name is not known",
+        DialAnswer.SILENT: "it takes the connection and says nothing",
+        DialAnswer.FOREIGN: "its door does not open with mesh.key",
+        DialAnswer.OTHER: "another program answers",
         None: "there was no answer in time",
     }[answer]
     hint = {
-        ProbeAnswer.FOREIGN: (
-            "The node joined with another key than mesh.key holds now: join again."
-        ),
-        ProbeAnswer.SILENT: "The node may be overloaded; see its node.log.",
-    }.get(answer or ProbeAnswer.UNKNOWN, _FIREWALL)
+        DialAnswer.FOREIGN: "The node joined with another key than mesh.key holds now: join again.",
+        DialAnswer.SILENT: "The node may be overloaded; see its node.log.",
+    }.get(answer or DialAnswer.UNKNOWN, _FIREWALL)
     return problem("port", f"{agent} can't be reached at its own address {address}: {why}.", hint)
 
 

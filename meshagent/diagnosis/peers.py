@@ -12,10 +12,10 @@ from typing import Any
 
 from meshagent.diagnosis.finding import Finding, State, few, note, ok, problem, span
 from meshagent.diagnosis.nodes import NodeReport
-from meshagent.diagnosis.probes import ProbeAnswer
+from meshagent.diagnosis.probes import DialAnswer
 
 __all__ = [
-    "LocalFacts",
+    "LocalKnowledge",
     "PeerFacts",
     "addresses_to_try",
     "answers_to",
@@ -50,7 +50,7 @@ class PeerFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalFacts:
+class LocalKnowledge:
     """What this machine knows of agents, beside what its nodes say."""
 
     nodes: Mapping[str, NodeReport] = field(default_factory=dict)
@@ -83,7 +83,7 @@ def _rank(state: str) -> int:
     return _ORDER.index(state) if state in _ORDER else len(_ORDER)
 
 
-def addresses_to_try(peers: Sequence[PeerFacts], known: LocalFacts) -> list[str]:
+def addresses_to_try(peers: Sequence[PeerFacts], known: LocalKnowledge) -> list[str]:
     """Where to knock: only addresses of peers that are not seen, and not too many."""
     wanted = [
         address
@@ -94,7 +94,7 @@ def addresses_to_try(peers: Sequence[PeerFacts], known: LocalFacts) -> list[str]
     return list(dict.fromkeys(wanted))[:ADDRESSES_TRIED_MAX]
 
 
-def _hangs_here(peer: PeerFacts, known: LocalFacts) -> bool:
+def _hangs_here(peer: PeerFacts, known: LocalKnowledge) -> bool:
     return peer.agent in known.nodes and not known.nodes[peer.agent].answers
 
 
@@ -140,7 +140,7 @@ def _uptime(node: NodeReport) -> float:
 
 
 def check_peer(
-    peer: PeerFacts, answers: Mapping[str, ProbeAnswer | None], known: LocalFacts
+    peer: PeerFacts, answers: Mapping[str, DialAnswer | None], known: LocalKnowledge
 ) -> Finding:
     """Why this peer is, or is not, seen."""
     heard = f", last heard {_ago(peer, known.now)}" if peer.last_heard else ""
@@ -158,7 +158,7 @@ def check_peer(
 
 
 def _why(
-    peer: PeerFacts, answers: Mapping[str, ProbeAnswer | None], known: LocalFacts
+    peer: PeerFacts, answers: Mapping[str, DialAnswer | None], known: LocalKnowledge
 ) -> tuple[State, str, str]:
     node = known.nodes.get(peer.agent)
     if node is not None and not node.answers:
@@ -172,58 +172,65 @@ def _why(
     if not tried:
         return State.NOTE, "too many are gone to try them all", f"meshagent doctor {peer.agent}"
     # The most telling of its answers: one that speaks before one that is merely absent.
-    address, answer = min(tried, key=lambda pair: _TELLING.index(pair[1]))
+    address, answer = min(tried, key=lambda pair: _MOST_INFORMATIVE_FIRST.index(pair[1]))
     state, words, hint = _AT_ADDRESS[answer]
     return state, words.format(address=address), hint.format(host=peer.host or "its machine")
 
 
-_TELLING = (
-    ProbeAnswer.OURS, ProbeAnswer.OPEN, ProbeAnswer.FOREIGN, ProbeAnswer.OTHER,
-    ProbeAnswer.SILENT, ProbeAnswer.REFUSED, ProbeAnswer.DROPPED, ProbeAnswer.UNREACHABLE,
-    ProbeAnswer.UNKNOWN, None,
-)  # fmt: skip
+_MOST_INFORMATIVE_FIRST = (
+    DialAnswer.OURS,
+    DialAnswer.OPEN,
+    DialAnswer.FOREIGN,
+    DialAnswer.OTHER,
+    DialAnswer.SILENT,
+    DialAnswer.REFUSED,
+    DialAnswer.DROPPED,
+    DialAnswer.UNREACHABLE,
+    DialAnswer.UNKNOWN,
+    None,
+)
 
 _WHO_IS_OFF = (
     "Is {host} on, awake and on this network? Or let it dial us: --peer there, one way is enough."
 )
-_AT_ADDRESS: dict[ProbeAnswer | None, tuple[State, str, str]] = {
-    ProbeAnswer.OURS: (
+_AT_ADDRESS: dict[DialAnswer | None, tuple[State, str, str]] = {
+    DialAnswer.OURS: (
         State.NOTE,
         "a node of this mesh answers at {address}, and the two are not linked now",
         "Give it a minute; if it stays so, another agent may have that address: meshagent peers.",
     ),
-    ProbeAnswer.OPEN: (
+    DialAnswer.OPEN: (
         State.NOTE,
         "something answers at {address}",
         "Repair mesh.key to tell more.",
     ),
-    ProbeAnswer.FOREIGN: (
+    DialAnswer.FOREIGN: (
         State.PROBLEM,
         "what answers at {address} is of another mesh: it does not know our secret",
         "If it should be of this one, invite it again: meshagent invite",
     ),
-    ProbeAnswer.OTHER: (
+    DialAnswer.OTHER: (
         State.PROBLEM,
         "another program answers at {address}, not a mesh node",
         "The peer has moved to another port: let it join again, or use --peer.",
     ),
-    ProbeAnswer.SILENT: (
+    DialAnswer.SILENT: (
         State.PROBLEM,
         "{address} takes the connection and says nothing: its node hangs, or it is no mesh node",
         "Look at that process on {host}.",
     ),
-    ProbeAnswer.REFUSED: (
+    DialAnswer.REFUSED: (
         State.NOTE,
         "the connection to {address} is refused: the machine is there, and no node listens",
         "Start its node again on {host}.",
     ),
-    ProbeAnswer.DROPPED: (
+    DialAnswer.DROPPED: (
         State.PROBLEM,
         "nothing comes back from {address}: the machine is off or asleep, or a firewall drops us",
         _WHO_IS_OFF,
     ),
-    ProbeAnswer.UNREACHABLE: (State.PROBLEM, "there is no way to {address} from here", _WHO_IS_OFF),
-    ProbeAnswer.UNKNOWN: (
+    DialAnswer.UNREACHABLE: (State.PROBLEM, "there is no way to {address} from here", _WHO_IS_OFF),
+    DialAnswer.UNKNOWN: (
         State.PROBLEM,
         "the name in {address} is not known",
         "Check its spelling.",
@@ -232,10 +239,10 @@ _AT_ADDRESS: dict[ProbeAnswer | None, tuple[State, str, str]] = {
 }
 
 
-def check_address(address: str, answer: ProbeAnswer | None, source: str = "") -> Finding:
+def check_address(address: str, answer: DialAnswer | None, source: str = "") -> Finding:
     """Who answers at an address that a person gave, or mesh.toml."""
     what = f"{address}{f' ({source})' if source else ''}"
-    if answer is ProbeAnswer.OURS:
+    if answer is DialAnswer.OURS:
         return ok("peers", f"{what}: a node of this mesh answers there")
     _, words, hint = _AT_ADDRESS[answer]
     text = words.format(address=what)
@@ -266,7 +273,7 @@ def no_speaker(speaker: str) -> Finding:
     )
 
 
-def unknown_peer(wanted: str, known: LocalFacts, nodes_answer: bool) -> Finding:
+def unknown_peer(wanted: str, known: LocalKnowledge, nodes_answer: bool) -> Finding:
     """Why nobody here knows the one that was asked for."""
     for agent in sorted({*known.nodes, *known.agents}):
         if not answers_to(agent, wanted):

@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 
 __all__ = [
     "Device",
+    "DialAnswer",
     "NodeAnswer",
-    "ProbeAnswer",
     "Surroundings",
     "ask_node",
     "descriptor_limit",
@@ -239,7 +239,7 @@ def _hears(hearing: socket.socket, token: bytes) -> bool:
     return False
 
 
-class ProbeAnswer(StrEnum):
+class DialAnswer(StrEnum):
     """Who answers at an address."""
 
     OURS = "ours"
@@ -260,7 +260,7 @@ class ProbeAnswer(StrEnum):
     """No such host name."""
 
 
-def knock(address: str, door: tuple[bytes, bytes] | None) -> ProbeAnswer:
+def knock(address: str, door: tuple[bytes, bytes] | None) -> DialAnswer:
     """Who answers at `host:port`. A node of our mesh does not count this as an intruder."""
     from meshagent.core.model.network_addresses import parse_address
 
@@ -268,11 +268,11 @@ def knock(address: str, door: tuple[bytes, bytes] | None) -> ProbeAnswer:
     try:
         known = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return ProbeAnswer.UNKNOWN
+        return DialAnswer.UNKNOWN
     family, _, _, _, target = known[0]
     # The door first: a bare connection that ends without a word counts as a stranger there.
     if door is not None and _opens(str(target[0]), port, door):
-        return ProbeAnswer.OURS
+        return DialAnswer.OURS
     return _connect(family, target, door is not None)
 
 
@@ -307,7 +307,7 @@ def _opens(host: str, port: int, door: tuple[bytes, bytes]) -> bool:
     return opened
 
 
-def _connect(family: int, target: Any, has_door: bool) -> ProbeAnswer:
+def _connect(family: int, target: Any, has_door: bool) -> DialAnswer:
     """A plain connection, for the reason that the system gives and the first bytes."""
     deadline = time.monotonic() + CONNECT_S
     try:
@@ -315,16 +315,16 @@ def _connect(family: int, target: Any, has_door: bool) -> ProbeAnswer:
             connection.settimeout(CONNECT_S)
             connection.connect(target)
             if not has_door:
-                return ProbeAnswer.OPEN
+                return DialAnswer.OPEN
             return _greeting(connection, deadline)
     except TimeoutError:
-        return ProbeAnswer.DROPPED
+        return DialAnswer.DROPPED
     except OSError as error:
         refused = error.errno in (errno.ECONNREFUSED, errno.ECONNRESET)
-        return ProbeAnswer.REFUSED if refused else ProbeAnswer.UNREACHABLE
+        return DialAnswer.REFUSED if refused else DialAnswer.UNREACHABLE
 
 
-def _greeting(connection: socket.socket, deadline: float) -> ProbeAnswer:
+def _greeting(connection: socket.socket, deadline: float) -> DialAnswer:
     first = b""
     with contextlib.suppress(OSError):
         while len(first) < _ZMTP_SIGNATURE_BYTES:
@@ -334,9 +334,9 @@ def _greeting(connection: socket.socket, deadline: float) -> ProbeAnswer:
                 break
             first += more
     if not first:
-        return ProbeAnswer.SILENT
+        return DialAnswer.SILENT
     is_zmtp = len(first) == _ZMTP_SIGNATURE_BYTES and first[0] == 0xFF and first[-1] == 0x7F
-    return ProbeAnswer.FOREIGN if is_zmtp else ProbeAnswer.OTHER
+    return DialAnswer.FOREIGN if is_zmtp else DialAnswer.OTHER
 
 
 # -- what kind of machine this is -----------------------------------------------------------------

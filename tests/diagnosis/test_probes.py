@@ -14,7 +14,7 @@ import pytest
 
 from meshagent.core.model.identity import MeshSecret
 from meshagent.diagnosis import probes
-from meshagent.diagnosis.probes import ProbeAnswer, ask_node, in_parallel, knock, multicast_trouble
+from meshagent.diagnosis.probes import DialAnswer, ask_node, in_parallel, knock, multicast_trouble
 
 DOOR = MeshSecret(b"s" * 32).door()
 
@@ -47,13 +47,13 @@ def listening(greeting: bytes | None) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("greeting", "answer"),
     [
-        (None, ProbeAnswer.SILENT),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", ProbeAnswer.OTHER),
-        (b"\xff" + bytes(8) + b"\x7f", ProbeAnswer.FOREIGN),
+        (None, DialAnswer.SILENT),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", DialAnswer.OTHER),
+        (b"\xff" + bytes(8) + b"\x7f", DialAnswer.FOREIGN),
     ],
 )
 def test_what_answers_at_a_port_is_told_apart(
-    greeting: bytes | None, answer: ProbeAnswer, monkeypatch: pytest.MonkeyPatch
+    greeting: bytes | None, answer: DialAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "DOOR_S", 0.5)
     monkeypatch.setattr(probes, "CONNECT_S", 0.5)
@@ -61,13 +61,13 @@ def test_what_answers_at_a_port_is_told_apart(
         began = time.monotonic()
         assert knock(address, DOOR) is answer
         assert time.monotonic() - began < probes.DOOR_S + probes.CONNECT_S + 1
-        assert knock(address, None) is ProbeAnswer.OPEN
+        assert knock(address, None) is DialAnswer.OPEN
 
 
 def test_a_port_where_nobody_listens_refuses() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    assert knock(address, DOOR) is ProbeAnswer.REFUSED
+    assert knock(address, DOOR) is DialAnswer.REFUSED
 
 
 @pytest.mark.parametrize("dribble", [b"", b" "])

@@ -11,7 +11,7 @@ import pytest
 
 from meshagent.diagnosis import folder, network, nodes, peers
 from meshagent.diagnosis.finding import Finding, State, few, span
-from meshagent.diagnosis.probes import Device, NodeAnswer, ProbeAnswer, Surroundings
+from meshagent.diagnosis.probes import Device, DialAnswer, NodeAnswer, Surroundings
 from meshagent.discovery.registry import RegistryEntry, this_host
 from meshagent.storage.folders.mesh_folder import MeshFolder
 
@@ -118,19 +118,19 @@ def test_interfaces_that_are_down_or_missing_are_named(
 @pytest.mark.parametrize(
     ("answer", "state", "words"),
     [
-        (ProbeAnswer.OURS, OK, "takes connections"),
-        (ProbeAnswer.REFUSED, PROBLEM, "refused"),
-        (ProbeAnswer.DROPPED, PROBLEM, "firewall"),
-        (ProbeAnswer.UNREACHABLE, PROBLEM, "no way to it"),
-        (ProbeAnswer.SILENT, PROBLEM, "says nothing"),
-        (ProbeAnswer.FOREIGN, PROBLEM, "another key"),
-        (ProbeAnswer.OTHER, PROBLEM, "another program"),
-        (ProbeAnswer.UNKNOWN, PROBLEM, "not known"),
+        (DialAnswer.OURS, OK, "takes connections"),
+        (DialAnswer.REFUSED, PROBLEM, "refused"),
+        (DialAnswer.DROPPED, PROBLEM, "firewall"),
+        (DialAnswer.UNREACHABLE, PROBLEM, "no way to it"),
+        (DialAnswer.SILENT, PROBLEM, "says nothing"),
+        (DialAnswer.FOREIGN, PROBLEM, "another key"),
+        (DialAnswer.OTHER, PROBLEM, "another program"),
+        (DialAnswer.UNKNOWN, PROBLEM, "not known"),
         (None, PROBLEM, "in time"),
     ],
 )
 def test_a_port_of_ours_that_does_not_open_is_explained(
-    answer: ProbeAnswer | None, state: State, words: str
+    answer: DialAnswer | None, state: State, words: str
 ) -> None:
     finding = network.check_port("tester-aaaaaaaa", "192.168.1.5:4", answer)
     assert finding.state is state
@@ -285,63 +285,63 @@ def gone(*addresses: str, state: str = "gone") -> peers.PeerFacts:
 @pytest.mark.parametrize(
     ("answer", "state", "words"),
     [
-        (ProbeAnswer.REFUSED, NOTE, "no node listens"),
-        (ProbeAnswer.DROPPED, PROBLEM, "firewall"),
-        (ProbeAnswer.UNREACHABLE, PROBLEM, "no way to"),
-        (ProbeAnswer.FOREIGN, PROBLEM, "does not know our secret"),
-        (ProbeAnswer.OTHER, PROBLEM, "not a mesh node"),
-        (ProbeAnswer.SILENT, PROBLEM, "hangs"),
-        (ProbeAnswer.OURS, NOTE, "a node of this mesh answers"),
-        (ProbeAnswer.OPEN, NOTE, "mesh.key"),
-        (ProbeAnswer.UNKNOWN, PROBLEM, "not known"),
+        (DialAnswer.REFUSED, NOTE, "no node listens"),
+        (DialAnswer.DROPPED, PROBLEM, "firewall"),
+        (DialAnswer.UNREACHABLE, PROBLEM, "no way to"),
+        (DialAnswer.FOREIGN, PROBLEM, "does not know our secret"),
+        (DialAnswer.OTHER, PROBLEM, "not a mesh node"),
+        (DialAnswer.SILENT, PROBLEM, "hangs"),
+        (DialAnswer.OURS, NOTE, "a node of this mesh answers"),
+        (DialAnswer.OPEN, NOTE, "mesh.key"),
+        (DialAnswer.UNKNOWN, PROBLEM, "not known"),
         (None, PROBLEM, "in time"),
     ],
 )
 def test_a_peer_that_is_gone_is_explained_by_who_answers(
-    answer: ProbeAnswer | None, state: State, words: str
+    answer: DialAnswer | None, state: State, words: str
 ) -> None:
-    known = peers.LocalFacts(now=NOW)
+    known = peers.LocalKnowledge(now=NOW)
     finding = peers.check_peer(gone("192.168.1.9:4"), {"192.168.1.9:4": answer}, known)
     assert finding.state is state
     assert words in said(finding)
     assert "backend-bbbbbbbb is gone, last heard 1 min ago" in finding.text
     given = peers.check_address("192.168.1.9:4", answer)
-    assert given.state is (OK if answer is ProbeAnswer.OURS else PROBLEM)
+    assert given.state is (OK if answer is DialAnswer.OURS else PROBLEM)
     assert "192.168.1.9:4" in given.text
     assert "{" not in said(finding) + said(given)
 
 
 def test_the_most_telling_address_speaks_for_a_peer() -> None:
-    answers = {
-        "a:1": ProbeAnswer.UNREACHABLE,
-        "b:1": ProbeAnswer.FOREIGN,
-        "c:1": ProbeAnswer.REFUSED,
-    }
-    assert "b:1" in peers.check_peer(gone("a:1", "b:1", "c:1"), answers, peers.LocalFacts()).text
+    answers = {"a:1": DialAnswer.UNREACHABLE, "b:1": DialAnswer.FOREIGN, "c:1": DialAnswer.REFUSED}
+    assert (
+        "b:1" in peers.check_peer(gone("a:1", "b:1", "c:1"), answers, peers.LocalKnowledge()).text
+    )
 
 
 @pytest.mark.parametrize(
     ("state", "known", "verdict", "words"),
     [
-        ("alive", peers.LocalFacts(), OK, "is seen by tester-aaaaaaaa"),
-        ("left", peers.LocalFacts(), NOTE, "left on purpose"),
-        ("suspect", peers.LocalFacts(), PROBLEM, "no address of it is known"),
+        ("alive", peers.LocalKnowledge(), OK, "is seen by tester-aaaaaaaa"),
+        ("left", peers.LocalKnowledge(), NOTE, "left on purpose"),
+        ("suspect", peers.LocalKnowledge(), PROBLEM, "no address of it is known"),
         (
             "gone",
-            peers.LocalFacts(agents=("backend-bbbbbbbb",)),
+            peers.LocalKnowledge(agents=("backend-bbbbbbbb",)),
             NOTE,
             "join --as backend-bbbbbbbb",
         ),
         (
             "gone",
-            peers.LocalFacts({"backend-bbbbbbbb": report("backend-bbbbbbbb", "none within 2 s")}),
+            peers.LocalKnowledge(
+                {"backend-bbbbbbbb": report("backend-bbbbbbbb", "none within 2 s")}
+            ),
             PROBLEM,
             "hangs",
         ),
     ],
 )
 def test_a_peer_is_explained_without_knocking(
-    state: str, known: peers.LocalFacts, verdict: State, words: str
+    state: str, known: peers.LocalKnowledge, verdict: State, words: str
 ) -> None:
     finding = peers.check_peer(gone(state=state), {}, known)
     assert finding.state is verdict
@@ -355,7 +355,7 @@ def test_knocking_is_bounded_and_only_where_somebody_is_missing() -> None:
     alive = peer("here-aaaaaaaa", "alive", "10.9.9.9:1")
     hung = peer("hung-aaaaaaaa", "gone", "10.9.9.8:1")
     everyone = peers.peers_of([report(seen=(alive, hung, *many))])
-    known = peers.LocalFacts({"hung-aaaaaaaa": report("hung-aaaaaaaa", "none within 2 s")})
+    known = peers.LocalKnowledge({"hung-aaaaaaaa": report("hung-aaaaaaaa", "none within 2 s")})
     tried = peers.addresses_to_try(everyone, known)
     assert len(tried) == peers.ADDRESSES_TRIED_MAX
     assert not {"10.9.9.9:1", "10.9.9.8:1"} & set(tried)
@@ -391,20 +391,20 @@ def test_a_peer_is_found_by_id_name_or_prefix(wanted: str, found: list[str]) -> 
 @pytest.mark.parametrize(
     ("known", "answering", "state", "words"),
     [
-        (peers.LocalFacts(), False, PROBLEM, "no node of this mesh runs"),
-        (peers.LocalFacts(), True, PROBLEM, "ever heard of 'backend'"),
-        (peers.LocalFacts(agents=("backend-bbbbbbbb",)), True, PROBLEM, "does not run"),
+        (peers.LocalKnowledge(), False, PROBLEM, "no node of this mesh runs"),
+        (peers.LocalKnowledge(), True, PROBLEM, "ever heard of 'backend'"),
+        (peers.LocalKnowledge(agents=("backend-bbbbbbbb",)), True, PROBLEM, "does not run"),
         (
-            peers.LocalFacts({"backend-bbbbbbbb": report("backend-bbbbbbbb")}),
+            peers.LocalKnowledge({"backend-bbbbbbbb": report("backend-bbbbbbbb")}),
             True,
             OK,
             "runs on this",
         ),
-        (peers.LocalFacts({"backend-bbbbbbbb": report(trouble="x")}), False, PROBLEM, "hangs"),
+        (peers.LocalKnowledge({"backend-bbbbbbbb": report(trouble="x")}), False, PROBLEM, "hangs"),
     ],
 )
 def test_a_peer_that_nobody_knows_is_explained(
-    known: peers.LocalFacts, answering: bool, state: State, words: str
+    known: peers.LocalKnowledge, answering: bool, state: State, words: str
 ) -> None:
     finding = peers.unknown_peer("backend", known, answering)
     assert finding.state is state

@@ -58,7 +58,7 @@ NEXT_STATES: dict[DownloadState, set[DownloadState]] = {
         DownloadState.RECEIVING, DownloadState.DONE, DownloadState.WAITING_FOR_DISK, *_ENDED,
     },
     DownloadState.RECEIVING: {DownloadState.FINISHING, DownloadState.CLOSING},
-    DownloadState.FINISHING: {DownloadState.DONE, DownloadState.CLOSING},
+    DownloadState.FINISHING: {DownloadState.DONE, DownloadState.CLOSING, *_ENDED},
     DownloadState.CLOSING: {DownloadState.CLOSING, DownloadState.QUEUED, *_WAITING, *_ENDED},
 }  # fmt: skip
 """The states that may follow each state. Anything else is a bug of ours or of the driver."""

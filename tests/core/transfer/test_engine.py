@@ -341,6 +341,18 @@ def test_what_is_no_longer_wanted_leaves_nothing_at_any_stage() -> None:
         assert not each.downloads.table.with_source(BOB)
 
 
+def test_a_whole_blob_that_may_not_be_kept_fails_or_was_cancelled_anyway() -> None:
+    for unwanted in (False, True):
+        it, ask = pulling_from(BOB, size=5)
+        it.receive(BlobChunk(ask.pull, 0, b"hello"), BOB, 0.0)
+        assert FinishBlob(X) in it.wrote(X, 0, 0.0)
+        if unwanted:
+            it.unwant(X, 0.0)
+        failed = [BlobFailed(X, "Its type is not allowed.")]
+        assert it.impossible(X, "Its type is not allowed.", 0.0) == ([] if unwanted else failed)
+        assert it.progress(X) is None
+
+
 def test_what_is_wanted_again_while_it_is_let_go_is_pulled() -> None:
     it, ask = pulling_from(BOB)
     it.receive(BlobChunk(ask.pull, 0, FULL), BOB, 0.0)
