@@ -16,11 +16,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from meshagent.core.effects import CloneFound, CloseLink, Dial, Transmit
 from meshagent.core.links.clones import CloneCheck
-from meshagent.core.links.dialing import Dialing, DialingConfig
+from meshagent.core.links.dialing import Dialing
 from meshagent.core.links.handshake import (
     Refusal,
     check_hello,
@@ -30,6 +29,7 @@ from meshagent.core.links.handshake import (
     refuse_clone,
 )
 from meshagent.core.links.link_table import Link, LinkState, LinkTable
+from meshagent.core.links.links_config import LinksConfig
 from meshagent.core.links.outcomes import (
     LinkDown,
     LinkReplaced,
@@ -64,22 +64,6 @@ __all__ = [
     "Outcome",
     "Unreachable",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class LinksConfig:
-    """The knobs of links."""
-
-    handshake_s: float = 5.0
-    """A link whose handshake is not complete by then is closed."""
-    check_s: float = 1.0
-    """How long an older run of an agent may take to prove that it still runs."""
-    smaller_id_dials_s: float = 0.6
-    """When two agents learn of each other at once, the larger id dials this much later."""
-    settled_s: float = 10.0
-    """Two agents that dial each other at once are done by then. A second link that comes later
-    means that the first is dead at the other end, whatever our own kernel believes."""
-    dialing: DialingConfig = field(default_factory=DialingConfig)
 
 
 class Links:
