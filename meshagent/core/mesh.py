@@ -26,7 +26,8 @@ from meshagent.core.effects import (
     Transmit,
     Unreachable,
 )
-from meshagent.core.links.engine import Links, LinksConfig
+from meshagent.core.links.engine import Links
+from meshagent.core.links.links_config import LinksConfig
 from meshagent.core.links.remembered_peers import RememberedPeers
 from meshagent.core.membership.engine import LAN, Membership, MembershipConfig
 from meshagent.core.model.attachments import Attachment

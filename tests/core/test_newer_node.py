@@ -20,8 +20,8 @@ from core.made import (
 )
 
 from meshagent.core.effects import Dial
-from meshagent.core.links.engine import LinksConfig
 from meshagent.core.links.handshake import common_features, make_hello, make_welcome
+from meshagent.core.links.links_config import LinksConfig
 from meshagent.core.mesh import Mesh
 from meshagent.core.model.identity import verify
 from meshagent.core.model.messages import parse_body

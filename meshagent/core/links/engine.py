@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from meshagent.core.effects import (
     CloneFound,
@@ -30,9 +29,8 @@ from meshagent.core.effects import (
     Unreachable,
 )
 from meshagent.core.links.clones import CloneCheck
-from meshagent.core.links.dialing import Dialing, DialingConfig
+from meshagent.core.links.dialing import Dialing
 from meshagent.core.links.handshake import (
-    FEATURES,
     Refusal,
     check_hello,
     check_welcome,
@@ -42,6 +40,7 @@ from meshagent.core.links.handshake import (
     refuse_clone,
 )
 from meshagent.core.links.link_table import Link, LinkState, LinkTable
+from meshagent.core.links.links_config import LinksConfig
 from meshagent.core.model.identity import Signer, Verify
 from meshagent.core.model.peers import AgentId, Candidate, LinkId
 from meshagent.core.model.records import Record
@@ -60,25 +59,7 @@ from meshagent.core.wire.frames import (
 )
 from meshagent.errors import RemoteProtocolError
 
-__all__ = ["HANDLERS", "Links", "LinksConfig"]
-
-
-@dataclass(frozen=True, slots=True)
-class LinksConfig:
-    """The knobs of links."""
-
-    handshake_s: float = 5.0
-    """A link whose handshake is not complete by then is closed."""
-    check_s: float = 1.0
-    """How long an older run of an agent may take to prove that it still runs."""
-    smaller_id_dials_s: float = 0.6
-    """When two agents learn of each other at once, the larger id dials this much later."""
-    settled_s: float = 10.0
-    """Two agents that dial each other at once are done by then. A second link that comes later
-    means that the first is dead at the other end, whatever our own kernel believes."""
-    dialing: DialingConfig = field(default_factory=DialingConfig)
-    features: Mapping[str, int] = field(default_factory=lambda: FEATURES)
-    """What we offer beyond the protocol's version, each with the newest form of it we know."""
+__all__ = ["HANDLERS", "Links"]
 
 
 class Links:
