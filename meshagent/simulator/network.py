@@ -41,10 +41,10 @@ class Faults:
 
 
 @dataclass(slots=True)
-class _LinkEnd:
+class _SimulatedEnd:
     owner: Endpoint
     link: LinkId
-    other: _LinkEnd | None = None
+    other: _SimulatedEnd | None = None
     arrives_at: float = 0.0
     open: bool = True
 
@@ -57,7 +57,7 @@ class Network:
         self.faults = Faults()
         self.frames = 0
         self._listening: dict[str, Endpoint] = {}
-        self._ends: dict[tuple[str, LinkId], _LinkEnd] = {}
+        self._ends: dict[tuple[str, LinkId], _SimulatedEnd] = {}
         self._cut: set[tuple[str, str]] = set()
         self._links = 0
 
@@ -80,7 +80,7 @@ class Network:
 
     def dial(self, owner: Endpoint, address: str) -> LinkId:
         """Begin to connect."""
-        end = _LinkEnd(owner, self._next_link())
+        end = _SimulatedEnd(owner, self._next_link())
         self._ends[owner.name, end.link] = end
         self.world.plan(self._delay(), self._knock, end, address)
         return end.link
@@ -121,7 +121,7 @@ class Network:
 
     # -- how it travels -----------------------------------------------------------------------
 
-    def _knock(self, end: _LinkEnd, address: str) -> None:
+    def _knock(self, end: _SimulatedEnd, address: str) -> None:
         if not end.open:
             return
         owner = self._listening.get(address)
@@ -135,23 +135,23 @@ class Network:
         if owner.door != end.owner.door:
             self._give_up(end, "handshake")
             return
-        other = _LinkEnd(owner, self._next_link(), end)
+        other = _SimulatedEnd(owner, self._next_link(), end)
         end.other = other
         self._ends[owner.name, other.link] = other
         owner.link_opened(other.link, end.owner.curve_public)
         end.owner.link_opened(end.link, None)
 
-    def _give_up(self, end: _LinkEnd, reason: str) -> None:
+    def _give_up(self, end: _SimulatedEnd, reason: str) -> None:
         if end.open:
             end.open = False
             self._ends.pop((end.owner.name, end.link), None)
             end.owner.link_closed(end.link, reason)
 
-    def _arrive(self, end: _LinkEnd, parts: Sequence[bytes | memoryview]) -> None:
+    def _arrive(self, end: _SimulatedEnd, parts: Sequence[bytes | memoryview]) -> None:
         if end.open and (end.owner.name, end.link) in self._ends:
             end.owner.link_received(end.link, parts)
 
-    def _tell_other(self, end: _LinkEnd, reason: str) -> None:
+    def _tell_other(self, end: _SimulatedEnd, reason: str) -> None:
         if end.other is not None and (end.owner.name, end.other.owner.name) not in self._cut:
             after = max(self._delay(), end.arrives_at - self.world.now)
             self.world.plan(after, self._give_up, end.other, reason)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from core.delivery.desk import outgoing
 from node.made import BOB, accepted, drop, run, take
 
 from meshagent.core.effects import ReceiptChanged
 from meshagent.core.model.message_states import MessageState
+from meshagent.core.model.messages import Message
 from meshagent.core.model.rows import InState
 from meshagent.node import housekeeping
 from meshagent.node.driver import Driver
@@ -100,8 +102,10 @@ def test_more_than_one_look_takes_expires_in_as_many_looks_as_it_needs(
     monkeypatch.setattr(housekeeping, "SHORTEST_S", 0.0)
 
     async def script(driver: Driver, store: MemoryStore) -> None:
-        for number in range(5):
-            await accepted(driver, f"m{number}", expires_ms=2)
+        kept: asyncio.Future[None] = driver.loop.create_future()
+        messages = [Message(f"m{number}", "text", "", 1, expires_ms=2) for number in range(5)]
+        driver.accept(outgoing(*messages, to=[BOB.agent]), (), [(kept, None)])
+        await kept
         expired = [False]
         while not all(expired):
             expired = [e.state == MessageState.EXPIRED for e in await store.outgoing("m")]

@@ -22,6 +22,7 @@ from meshagent.core.wire.frames import Bye
 from meshagent.errors import MeshError, StorageError
 from meshagent.node import recovery, turn_runner
 from meshagent.node.driver import Driver
+from meshagent.node.housekeeping import Housekeeping
 from meshagent.storage.mail.database import Database
 from meshagent.storage.mail.memory_store import MemoryStore
 from meshagent.storage.mail.sqlite_store import SqliteStore
@@ -114,6 +115,7 @@ def test_a_commit_that_is_over_before_the_call_returns_is_performed_like_any_oth
 
 def test_notes_are_written_soon_though_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_runner, "NOTE_S", 0.0)
+    monkeypatch.setattr(Housekeeping, "start", lambda house: None)  # which waits for commits, too
 
     async def script(driver: Driver, store: MemoryStore) -> None:
         driver.perform(Turn((), [ROW], (), may_wait=True))

@@ -26,7 +26,7 @@ from meshagent.core.delivery.config import DeliveryConfig
 from meshagent.core.delivery.conversations import EPOCHS_KEPT_MAX
 from meshagent.core.delivery.incomplete_messages import SENDER_FILES_MAX
 from meshagent.core.delivery.receive_stream import FORGOTTEN
-from meshagent.core.effects import CountUnread, Deliver, Send
+from meshagent.core.effects import Collect, CountUnread, Deliver, Send
 from meshagent.core.model.attachments import Attachment
 from meshagent.core.model.messages import Message, body_hash, pack_body
 from meshagent.core.model.peers import AgentId
@@ -174,11 +174,22 @@ def test_receipts_that_come_with_a_message_are_kept_as_soon_as_it_is() -> None:
         assert not turn.may_wait
 
 
-def test_receipts_that_there_is_no_room_for_do_not_make_their_sender_wait_for_the_answer() -> None:
-    desk = Desk(DeliveryConfig(unread_max=1))
-    turn = take(desk, mail(1, word("r"), body("a"), word("s")))
-    assert (acks(turn)[0].upto, acks(turn)[0].mode) == (2, BUSY)
+def test_one_who_has_to_wait_with_what_comes_behind_its_receipts_hears_of_it_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(receiving, "WORDS_WAITING_MAX", 0)
+    turn = take(Desk(), mail(1, word("r"), with_file("a", 1)))
+    assert (acks(turn)[0].upto, acks(turn)[0].mode) == (1, BUSY)
     assert not turn.may_wait
+
+
+def test_what_a_message_names_is_fetched_when_the_message_is_durable() -> None:
+    turn = take(Desk(), mail(1, with_file("a", 1)))
+    assert [row.id for row in rows(turn, InRow)] == ["a"]
+    (collect,) = [each for each in turn.after if isinstance(each, Collect)]
+    assert (collect.sender, collect.message.id) == (PEER, "a")
+    assert not turn.free
+    assert not [each for each in turn.after if isinstance(each, Deliver)], "it is not complete"
 
 
 def test_nobody_ends_a_message_that_another_is_fetching() -> None:
