@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from meshagent.core.model.messages import Message, MessageState
+from meshagent.core.model.message_states import MessageState
+from meshagent.core.model.messages import Message
 from meshagent.core.model.peers import AgentId, LinkId, Peer
 from meshagent.core.wire.frames import Frame, Payload
 

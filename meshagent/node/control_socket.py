@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshagent.core.model.messages import MessageState
+from meshagent.core.model.message_states import MessageState
 from meshagent.core.model.peers import AgentId
 from meshagent.errors import (
     AmbiguousPeer,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from meshagent.core.delivery.engine import Delivery
-from meshagent.core.model.messages import MessageState
+from meshagent.core.model.message_states import MessageState
 from meshagent.core.model.peers import AgentId
 from meshagent.core.model.rows import OutEntry
 from meshagent.errors import MeshError

@@ -13,12 +13,8 @@ from typing import Any
 from meshagent.core.model.addressing import Known, resolve
 from meshagent.core.model.attachments import Attachment, grant_words
 from meshagent.core.model.file_names import display_name
-from meshagent.core.model.messages import (
-    RECEIPT_KIND,
-    Message,
-    MessageState,
-    parse_body,
-)
+from meshagent.core.model.message_states import MessageState
+from meshagent.core.model.messages import RECEIPT_KIND, Message, parse_body
 from meshagent.core.model.peers import AgentId, is_agent_id
 from meshagent.core.model.rows import InEntry, InState, LogEntry, OutEntry
 from meshagent.core.ports import Store

@@ -13,7 +13,8 @@ from weakref import ref
 
 from meshagent.core.effects import ReceiptChanged
 from meshagent.core.model.attachments import Attachment
-from meshagent.core.model.messages import PROGRESS, MessageState, parse_body
+from meshagent.core.model.message_states import PROGRESS, MessageState
+from meshagent.core.model.messages import parse_body
 from meshagent.core.model.peers import AgentId
 from meshagent.core.model.rows import InEntry
 from meshagent.errors import DeliveryTimeout, MeshError

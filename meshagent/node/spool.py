@@ -14,10 +14,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from meshagent.core.delivery.send_stream import FRAME_BYTES_MAX, WITHDRAWN
+from meshagent.core.delivery.send_stream import FRAME_BYTES_MAX
 from meshagent.core.delivery.spool_files import DROP_BYTES_MAX, Drop, pack_drop, parse_drop
 from meshagent.core.model.identity import Identity, verify
-from meshagent.core.model.messages import MessageState, parse_body
+from meshagent.core.model.message_states import WITHDRAWN, MessageState
+from meshagent.core.model.messages import parse_body
 from meshagent.core.model.peers import AgentId
 from meshagent.core.model.rows import OutEntry
 from meshagent.core.ports import Store

@@ -11,7 +11,7 @@ import random
 from collections import defaultdict
 
 from meshagent.core.delivery.engine import Delivery, DeliveryConfig
-from meshagent.core.delivery.send_stream import WITHDRAWN
+from meshagent.core.delivery.mailbox import MailboxModel
 from meshagent.core.effects import (
     Accepted,
     CountUnread,
@@ -28,9 +28,10 @@ from meshagent.core.effects import (
     must_wait,
     overtakes,
 )
-from meshagent.core.model.messages import PROGRESS, Message, MessageIds, MessageState, Texts
+from meshagent.core.model.message_states import PROGRESS, WITHDRAWN, MessageState
+from meshagent.core.model.messages import Message, MessageIds, Texts
 from meshagent.core.model.peers import AgentId
-from meshagent.core.model.rows import Delivered, OutEntry, OutState, Row
+from meshagent.core.model.rows import Delivered, InState, OutEntry, OutState, Row
 from meshagent.core.wire.frames import EPOCH_BYTES, MAIL_ITEMS_MAX, Frame, Mail
 from meshagent.errors import LimitReached
 from meshagent.simulator.disk import Disk
@@ -41,6 +42,7 @@ __all__ = ["Post", "PostNode"]
 DISK_S = (0.0005, 0.02)
 DAY_ZERO_MS = 1_700_000_000_000  # when the world begins: clocks can jump back from there
 COUNT_S = 0.05
+DUE_MAX = 1_000  # looked for at a time
 NOTE_S = 0.05  # as node/driver.py
 READ_S = (0.0001, 0.01)  # each way: what was read is older than what has happened since
 
@@ -50,7 +52,7 @@ class PostNode:
 
     def __init__(self, post: Post, name: str) -> None:
         self.post, self.world, self.name = post, post.world, AgentId(name)
-        self.disk = Disk(self.world.rng.randbytes(EPOCH_BYTES))
+        self.disk = Disk(MailboxModel(self.world.rng.randbytes(EPOCH_BYTES)))
         self.engine: Delivery | None = None
         self.ids = MessageIds(self.world.rng)
         self.life = 0
@@ -63,6 +65,11 @@ class PostNode:
         self._committing = False
         self._timer_at = float("inf")
 
+    @property
+    def mail(self) -> MailboxModel:
+        """What its disk holds."""
+        return self.disk.mail
+
     # -- living and dying ---------------------------------------------------------------------
 
     def start(self) -> None:
@@ -70,16 +77,16 @@ class PostNode:
         self.life += 1
         self._waiting, self._committing, self._timer_at = [], False, float("inf")
         self._batch, self._notes = [], []
+        start = self.mail.start()
         self.engine = Delivery(
-            self.disk.epoch, self.disk.starts(), list(self.disk.marks.values()),
-            self.disk.unread, random.Random(self.world.rng.random()), self.post.config,
-            self.disk.withdrawn,
+            start.epoch, start.streams, start.watermarks, start.unread,
+            random.Random(self.world.rng.random()), self.post.config, self.mail.withdrawn(),
         )  # fmt: skip
         self.world.say(f"{self.name} starts")
 
     def crash(self) -> None:
         """Whatever was not committed is gone, and with it what was said and only noted."""
-        kept = self.disk.states()
+        kept = self.mail.states()
         for ident, said in self.states.items():
             known = PROGRESS[kept.get(ident, MessageState.QUEUED)]
             while said and said[-1] is not MessageState.SENT and PROGRESS[said[-1]] > known:
@@ -121,36 +128,35 @@ class PostNode:
 
     def withdraw(self, to: AgentId, state: MessageState) -> None:
         """Cancel, or let expire, the last message that is still pending."""
-        pending = [each for each in self.disk.outbox.get(to, ()) if not each.settled]
-        fresh = [each for each in pending if each.state is MessageState.QUEUED]
+        fresh = [e for e in self.mail.unsettled() if e.peer == to and e.state == "queued"]
         if self.engine is not None and fresh:
             last = fresh[-1]
-            self.world.say(f"{self.name} takes back {last.row.id}: {state}")
-            self.perform(self.engine.withdraw(to, last.seq, last.row.id, state, self.now_ms()))
+            self.world.say(f"{self.name} takes back {last.id}: {state}")
+            self.perform(self.engine.withdraw(to, last.seq, last.id, state, self.now_ms()))
 
     def keep_house(self) -> None:
         """Count what is unread, and look for messages whose time is up, as a node does."""
         now_ms = self.now_ms()
         self._count_unread(self.life)
-        for peer, each in self.disk.due(now_ms):
+        for each in self.mail.due(now_ms, DUE_MAX):
             if self.engine is not None:
-                to, state = AgentId(peer), MessageState.EXPIRED
-                self.perform(self.engine.withdraw(to, each.seq, each.row.id, state, now_ms))
+                to, state = AgentId(each.peer), MessageState.EXPIRED
+                self.perform(self.engine.withdraw(to, each.seq, each.id, state, now_ms))
 
     def deal_with(self, count: int) -> None:
         """Somebody reads messages in the inbox."""
-        count = min(count, self.disk.unread)
-        self.disk.dealt_with += count
+        read = self.mail.inbox(0, count, unread=True)
+        self.disk.commit([InState(e.sender, e.id, "done", 0, self.now_ms()) for e in read])
         if self.engine is not None:
-            self.perform(self.engine.inbox_shrank(count, self.world.now))
+            self.perform(self.engine.inbox_shrank(len(read), self.world.now))
 
     def drop_for(self, peer: AgentId) -> Mail | None:
         """All that waits for a peer, as the spool carries it."""
-        items = self.disk.load(peer, 1, MAIL_ITEMS_MAX)
+        items = self.mail.pending(peer, 1, MAIL_ITEMS_MAX)
         if not items:
             return None
         bodies = tuple(None if each.state in WITHDRAWN else each.body for each in items)
-        return Mail(self.disk.epoch, items[0].seq, items[0].seq, bodies)
+        return Mail(self.mail.epoch, items[0].seq, items[0].seq, bodies)
 
     def take_drop(self, mail: Mail, sender: AgentId) -> None:
         """Find mail in the spool."""
@@ -282,11 +288,11 @@ class PostNode:
             if self._committing:
                 self.world.plan(COUNT_S, self._count_unread, life)
             else:
-                self.perform(self.engine.inbox_holds(self.disk.unread, self.world.now))
+                self.perform(self.engine.inbox_holds(self.mail.unread(), self.world.now))
 
     def _read(self, life: int, load: Load) -> None:
         if life == self.life:
-            items = self.disk.load(load.peer, load.first, load.limit)
+            items = self.mail.pending(load.peer, load.first, load.limit)
             self.world.plan(self.world.rng.uniform(*READ_S), self._loaded, life, load.peer, items)
 
     def _loaded(self, life: int, peer: AgentId, items: list[OutEntry]) -> None:
@@ -396,13 +402,8 @@ class Post:
 
     def inbox(self, owner: AgentId, sender: AgentId) -> list[str]:
         """The ids in `owner`'s inbox from `sender`, in the order they became visible."""
-        return [row.id for row in self.nodes[owner].disk.inbox if row.sender == sender]
+        return [each.id for each in self.nodes[owner].mail.came.values() if each.sender == sender]
 
     def settled(self) -> bool:
         """Whether nothing is pending anywhere."""
-        return all(
-            each.settled
-            for node in self.nodes.values()
-            for rows in node.disk.outbox.values()
-            for each in rows
-        )
+        return not any(any(node.mail.unsettled()) for node in self.nodes.values())

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from meshagent.core.delivery.mailbox import queued_entry
 from meshagent.core.model.rows import NewEpoch, OutEntry, PeerRow, Row
 from meshagent.errors import CorruptFile, LimitReached, MeshError, StorageError
 from meshagent.storage.folders.files import mapped_errors, storage_error
@@ -29,7 +30,6 @@ from meshagent.storage.log.commit_log import (
 from meshagent.storage.mail.backup import Snapshot
 from meshagent.storage.mail.quarantine import damaged_mail
 from meshagent.storage.mail.retention import Retention
-from meshagent.storage.mail.row_checksums import accepted
 from meshagent.storage.mail.schema import (
     MIGRATIONS,
     SCHEMA_VERSION,
@@ -278,7 +278,7 @@ class Database:
         """Not settled, from a number on. A peer that is slower than we are asks for what has just
         come: that needs no tables."""
         if waiting := self.journal.pending(peer, first, limit):
-            return list(map(accepted, waiting))
+            return list(map(queued_entry, waiting))
         return self.look(lambda database: database.mail.pending(peer, first, limit))
 
     def look(self, ask: Callable[[Database], T]) -> T:

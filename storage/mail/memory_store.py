@@ -8,7 +8,6 @@ Invariant: what is durable changes only when a write is synced; a crash leaves e
 from __future__ import annotations
 
 import asyncio
-import copy
 import secrets
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshagent.core.delivery.mailbox import MailboxModel
 from meshagent.core.model.rows import InEntry, LogEntry, MailStart, NewEpoch, OutEntry, PeerRow, Row
 from meshagent.errors import MeshError, StorageError
 from meshagent.storage.folders.files import write_private
-from meshagent.storage.mail.memory_mail import MemoryMail
 from meshagent.storage.mail.tables import EPOCH_BYTES
 
 __all__ = ["MemoryStore"]
@@ -29,9 +28,18 @@ __all__ = ["MemoryStore"]
 class _Content:
     """What is on the imaginary disk."""
 
-    mail: MemoryMail = field(default_factory=lambda: MemoryMail(secrets.token_bytes(EPOCH_BYTES)))
+    mail: MailboxModel = field(
+        default_factory=lambda: MailboxModel(secrets.token_bytes(EPOCH_BYTES))
+    )
     run: int = 0
     peers: dict[str, PeerRow] = field(default_factory=dict)
+
+    def copy(self) -> _Content:
+        return _Content(self.mail.copy(), self.run, dict(self.peers))
+
+
+def _new_epoch() -> bytes:
+    return secrets.token_bytes(EPOCH_BYTES)
 
 
 _Write = Callable[[_Content], Any]
@@ -216,7 +224,7 @@ class MemoryStore:
         self._require_open()
         path = Path(path)
         write_private(path, b"a backup of a store in memory\n")
-        self._backups[path] = copy.deepcopy(self._durable)
+        self._backups[path] = self._durable.copy()
 
     async def restore(self, path: str | Path) -> None:
         """Become what that copy holds, under a new epoch."""
@@ -225,8 +233,8 @@ class MemoryStore:
             backup = self._backups.get(Path(path))
             if backup is None:
                 raise StorageError(f"Can't read {path}: it does not exist.", path=str(path))
-            found = copy.deepcopy(backup)
-            found.mail.write([NewEpoch(secrets.token_bytes(EPOCH_BYTES))])
+            found = backup.copy()
+            found.mail.write([NewEpoch(_new_epoch())])
             content.mail, content.peers = found.mail, found.peers
             content.run += 1
 
@@ -269,7 +277,7 @@ class MemoryStore:
         if self._failures:
             raise self._failures.popleft()
 
-    def _mail(self) -> MemoryMail:
+    def _mail(self) -> MailboxModel:
         self._require_open()
         return self._durable.mail
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from meshagent.core.delivery.mailbox import RETAIN_ROWS_MAX
 from meshagent.storage.mail.attachment_index import forget_unnamed
 from meshagent.storage.mail.row_checksums import IN_OPEN, IN_RECEIVING, OUT_WAITING
 
 if TYPE_CHECKING:
     from meshagent.storage.mail.database import Database
 
-__all__ = ["RETAIN_ROWS_MAX", "Retention"]
-
-RETAIN_ROWS_MAX = 2_000  # dropped per call: some tens of ms
+__all__ = ["Retention"]
 
 _ENDED = {
     "outbox": f"settled = 1 AND state >= {OUT_WAITING}",

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgpack
-
+from meshagent.core.model.body_summary import summarize
+from meshagent.core.model.message_states import PROGRESS, InboxState
 from meshagent.core.model.rows import InEntry, InRow, OutEntry, OutRow
 from meshagent.storage.mail.schema import CHECKSUM_BYTES, Value
 
@@ -27,16 +27,13 @@ __all__ = [
     "OUT_CODES",
     "OUT_COLUMNS",
     "OUT_DELIVERED",
-    "OUT_RANKS",
     "OUT_WAITING",
     "REPLACES_BELOW",
     "UNMARKED",
-    "accepted",
     "advanced",
     "delivered_mark",
     "in_mark",
     "in_values",
-    "opening",
     "out_mark",
     "out_values",
     "read_in",
@@ -45,29 +42,19 @@ __all__ = [
     "settled",
 ]
 
-# Ranks of core.messages.PROGRESS, which an adapter may not import; a test compares the two.
-OUT_RANKS = {
-    "queued": 0,
-    "sent": 1,
-    "expired": 2,
-    "cancelled": 2,
-    "delivered": 3,
-    "seen": 4,
-    "done": 5,
-    "refused": 5,
-}
-# A state is kept as its place here, so `state < n` in SQL means "of a smaller rank".
-OUT_STATES = tuple(OUT_RANKS)
+# A state is kept as its place here, so `state < n` in SQL means "of a smaller rank". These places
+# are on people's disks: a test has them as they are.
+OUT_STATES = tuple(state.value for state in sorted(PROGRESS, key=PROGRESS.__getitem__))
 OUT_CODES = {state: code for code, state in enumerate(OUT_STATES)}
 OUT_WAITING = OUT_CODES["expired"]  # below it: queued or sent
 OUT_DELIVERED = OUT_CODES["delivered"]  # from here on the recipient has spoken
 REPLACES_BELOW = {
-    state: min(OUT_CODES[known] for known in OUT_RANKS if OUT_RANKS[known] >= rank)
-    for state, rank in OUT_RANKS.items()
+    state.value: min(OUT_CODES[known] for known in PROGRESS if PROGRESS[known] >= rank)
+    for state, rank in PROGRESS.items()
 }
 """For each state the code below which every other one is of a smaller rank."""
 
-IN_STATES = ("unread", "seen", "parked", "done", "receiving")
+IN_STATES = tuple(state.value for state in InboxState)
 IN_CODES = {state: code for code, state in enumerate(IN_STATES)}
 IN_UNREAD = IN_CODES["unread"]
 IN_OPEN = IN_CODES["parked"]  # below it: somebody has still to deal with it
@@ -77,9 +64,6 @@ IN_RECEIVING = IN_CODES["receiving"]  # held: not visible yet
 UNMARKED = bytes(15)
 """The mark of a new row: as long as the mark, the state and the time that take its place, which as
 zeros take no room."""
-
-ATTACHMENTS_AT = 8  # where core.messages.pack_body puts them
-SMALL_BODY_BYTES = 4096  # decoded whole; of a larger one only the beginning is
 
 # As bytes, since a flipped bit may leave text that is not UTF-8; as integers, since it may turn a
 # number into something else.
@@ -139,15 +123,6 @@ def out_values(row: OutRow) -> tuple[Value, ...]:
     return peer, seq, ident, expires_ms, len(body), seal, body
 
 
-def accepted(row: OutRow) -> OutEntry:
-    """As it is kept before anything has become of it."""
-    peer, _, seq, ident, body, expires_ms, blobs = row
-    at_ms = opening(body).created_ms
-    return OutEntry(
-        peer, seq, ident, body, "queued", "", expires_ms, at_ms, at_ms, False, bool(blobs)
-    )
-
-
 def in_values(row: InRow) -> tuple[Value, ...]:
     """sender, id, received_ms, size, checksum, body."""
     sender, _, _, ident, body, received_ms, _ = row
@@ -199,7 +174,7 @@ def read_out(row: Sequence[Any]) -> OutEntry | None:
             return None
         if (mark or UNMARKED) != out_mark(ident, state, settled, changed_ms, reason):
             return None
-        opened = opening(body)
+        opened = summarize(body)
         return OutEntry(
             peer, seq, ident, body, OUT_STATES[state], reason, expires_ms, opened.created_ms,
             changed_ms or opened.created_ms, settled == 1, opened.attached,
@@ -223,37 +198,3 @@ def read_in(row: Sequence[Any]) -> InEntry | None:
         )  # fmt: skip
     except (AttributeError, IndexError, TypeError, ValueError):
         return None
-
-
-class Opening(NamedTuple):
-    """What the store reads of a body."""
-
-    kind: str
-    text: str
-    created_ms: int
-    attached: bool
-
-
-def opening(body: bytes) -> Opening:
-    """As far as the bytes say: nothing when they don't."""
-    try:
-        if len(body) <= SMALL_BODY_BYTES:
-            fields: Any = msgpack.unpackb(body, strict_map_key=False)
-            kind, text, created_ms = fields[1:4]
-            attached = bool(fields[ATTACHMENTS_AT])
-        else:
-            reader = msgpack.Unpacker(max_buffer_size=len(body), strict_map_key=False)
-            reader.feed(body)
-            reader.read_array_header()
-            _, kind, text, created_ms = (reader.unpack() for _ in range(4))
-            for _ in range(4, ATTACHMENTS_AT):
-                reader.skip()
-            attached = reader.read_array_header() > 0
-    except (IndexError, TypeError, ValueError, msgpack.UnpackException):
-        return NOTHING
-    if type(kind) is str and type(text) is str and type(created_ms) is int:
-        return Opening(kind, text, created_ms, attached)
-    return NOTHING
-
-
-NOTHING = Opening("", "", 0, False)

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from meshagent.core.delivery.mailbox import log_entry
+from meshagent.core.delivery.word_search import SEARCH_WORDS_MAX
+from meshagent.core.model.body_summary import summarize
 from meshagent.core.model.rows import InEntry, LogEntry, OutEntry
-from meshagent.storage.mail.row_checksums import opening
 from meshagent.storage.mail.schema import TEXT_TABLES, MetaRow, encode_row
 
 if TYPE_CHECKING:
@@ -20,13 +22,12 @@ if TYPE_CHECKING:
 
     from meshagent.storage.mail.database import Database
 
-__all__ = ["DIRECTIONS", "LogPage", "SearchIndex", "Wanted", "log_entry", "match_query"]
+__all__ = ["DIRECTIONS", "LogPage", "SearchIndex", "Wanted", "match_query"]
 
 DIRECTIONS = {"out": "outbox", "in": "inbox"}
 INDEX_ROWS = 500  # per step: a few ms, then a commit that waits has its turn
 PAGE_ROWS_MIN = 50  # looked at per step, with their bodies: twice what is asked for, since
 PAGE_ROWS_MAX = 500  # a receipt may stand behind each message, within these bounds
-SEARCH_WORDS_MAX = 32
 
 LogPage = tuple[list[LogEntry], int | None]
 """Entries, newest first, and the position to go on before; None when there are no more."""
@@ -45,7 +46,7 @@ class Wanted:
         """Whether it fits; that its words do, the index has said."""
         if self.peer and entry.peer != self.peer:
             return False
-        kind = opening(entry.body).kind if self.kind or self.without else ""
+        kind = summarize(entry.body).kind if self.kind or self.without else ""
         return (not self.kind or kind == self.kind) and (not self.without or kind != self.without)
 
 
@@ -74,7 +75,7 @@ class SearchIndex:
             )
         if not rows:
             return False
-        texts = [(position, opening(body or b"").text) for position, body in rows]
+        texts = [(position, summarize(body or b"").text) for position, body in rows]
         with self._database.transaction("index") as connection:
             connection.executemany(
                 f"INSERT OR REPLACE INTO {table}_text(rowid, text) VALUES(?, ?)",
@@ -127,13 +128,6 @@ class SearchIndex:
             mail.read_out(where, ()) if direction == "out" else mail.read_in(where, ())
         )
         return [log_entry(row) for row in rows]
-
-
-def log_entry(row: OutEntry | InEntry) -> LogEntry:
-    """A message as the trail shows it."""
-    if isinstance(row, OutEntry):
-        return LogEntry("out", row.peer, row.id, row.body, row.accepted_ms, row.state, row.reason)
-    return LogEntry("in", row.sender, row.id, row.body, row.received_ms, row.state, "")
 
 
 def match_query(search: str) -> str:

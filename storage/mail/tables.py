@@ -12,25 +12,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from meshagent.core.delivery.mailbox import FOUND_MAX, WATERMARKS_PER_SENDER_MAX, misnumbered
 from meshagent.core.model.rows import (
     Arrived,
     Delivered,
+    InBatch,
     InEntry,
     InRow,
     InState,
-    InBatch,
     MailStart,
     NewEpoch,
+    OutBatch,
     OutEntry,
     OutRow,
     OutState,
-    OutBatch,
     ReceiptRow,
     Row,
     TurnedAway,
     Watermark,
 )
-from meshagent.errors import CorruptFile, StorageError
+from meshagent.errors import CorruptFile
 from meshagent.storage.mail.attachment_index import hold, note_sent, release
 from meshagent.storage.mail.bulk_statements import write_rows
 from meshagent.storage.mail.quarantine import quarantine, stream_start
@@ -71,11 +72,9 @@ if TYPE_CHECKING:
 
     from meshagent.storage.mail.database import Database
 
-__all__ = ["EPOCH_BYTES", "FOUND_MAX", "WATERMARKS_PER_SENDER_MAX", "MailTables", "misnumbered"]
+__all__ = ["EPOCH_BYTES", "MailTables"]
 
 EPOCH_BYTES = 8
-FOUND_MAX = 8  # messages that an ambiguous prefix lists
-WATERMARKS_PER_SENDER_MAX = 64  # as many databases of a sender as delivery remembers
 RENUMBER_ROWS = 1_000  # read at once, so that memory stays flat whatever waits
 POSITION_MAX = 2**63 - 1
 UNFIT = b"?"  # no checksum has this length
@@ -140,15 +139,6 @@ _DROP_OLD_WATERMARKS = (
 _VISIBLE = f"AND state < {IN_RECEIVING}"
 
 Entry = TypeVar("Entry", OutEntry, InEntry)
-
-
-def misnumbered(peer: str, ident: str, number: int, expected: int) -> StorageError:
-    """A commit before this one failed, or a number was given twice."""
-    return StorageError(
-        f"The message {ident} for {peer} has number {number} where {expected} comes next.",
-        hint="Nothing of it was kept; send it again.",
-        expected=expected,
-    )
 
 
 def _on_damage(function: Callable[..., bytes]) -> Callable[..., bytes]:
@@ -252,10 +242,11 @@ class MailTables:
     def _write_in(
         self, connection: apsw.Connection, new: Sequence[InRow], news: Sequence[InState]
     ) -> None:
-        write_rows(
-            connection, _PUT_IN, [(*in_values(row), UNMARKED) for row in new if not row.blobs]
-        )
-        hold(connection, [row for row in new if row.blobs])
+        for held, rows in groupby(new, lambda row: bool(row.blobs)):
+            if held:
+                hold(connection, list(rows))
+            else:
+                write_rows(connection, _PUT_IN, [(*in_values(row), UNMARKED) for row in rows])
         if news:
             connection.executemany(_ADVANCE_IN, map(_in_news, news))
 

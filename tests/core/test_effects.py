@@ -18,7 +18,7 @@ from meshagent.core.effects import (
     must_wait,
     overtakes,
 )
-from meshagent.core.model.messages import MessageState
+from meshagent.core.model.message_states import MessageState
 from meshagent.core.model.peers import AgentId, LinkId
 from meshagent.core.model.rows import Delivered
 from meshagent.core.wire.frames import EPOCH_BYTES, HASH_BYTES, Gossip, Mail, MailAck

@@ -16,7 +16,8 @@ from core.made import SECRET, identity
 
 from meshagent.core.delivery.spool_files import Drop
 from meshagent.core.effects import Persist, ReceiptChanged
-from meshagent.core.model.messages import Message, MessageState, pack_body
+from meshagent.core.model.message_states import MessageState
+from meshagent.core.model.messages import Message, pack_body
 from meshagent.core.model.peers import AgentId, LinkId
 from meshagent.core.model.rows import InState, PeerRow, Row, Watermark
 from meshagent.core.wire.frames import Mail

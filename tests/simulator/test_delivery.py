@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -20,9 +19,11 @@ import pytest
 from meshagent.core.delivery import engine as delivery
 from meshagent.core.delivery import send_stream as outgoing
 from meshagent.core.delivery.engine import Delivery, DeliveryConfig, ReceiveStream
-from meshagent.core.delivery.send_stream import WITHDRAWN, SendStream
+from meshagent.core.delivery.mailbox import MailboxModel
+from meshagent.core.delivery.send_stream import SendStream
 from meshagent.core.effects import Accepted, Effect, Send, must_wait
-from meshagent.core.model.messages import PROGRESS, RECEIPT_KIND, MessageState
+from meshagent.core.model.message_states import PROGRESS, WITHDRAWN, MessageState
+from meshagent.core.model.messages import RECEIPT_KIND
 from meshagent.core.model.peers import AgentId
 from meshagent.core.model.rows import InRow, OutEntry, Row, Watermark, singly
 from meshagent.core.wire.frames import (
@@ -83,14 +84,14 @@ class Accounts:
 
     def disk_replaced(self, node: PostNode, disk: Disk) -> None:
         """Whatever was on the old disk only is gone, and nobody can be blamed for that."""
-        self.lost_there |= {row.id for row in node.disk.inbox} - {row.id for row in disk.inbox}
-        self.lost_here |= set(node.disk.states()) - set(disk.states())
-        before, after = node.disk.states(), disk.states()
+        self.lost_there |= ids_in(node.disk) - ids_in(disk)
+        before, after = node.mail.states(), disk.mail.states()
+        self.lost_here |= before.keys() - after.keys()
         self.revived |= {i for i, s in before.items() if s in WITHDRAWN and s != after.get(i)}
         node.disk = disk
         self.put_back.append(node)
         disks = [each.disk for each in self.post.nodes.values()]
-        came = {row.id for each in disks for row in each.inbox}
+        came = {ident for each in disks for ident in ids_in(each)}
         self.at_odds |= {i for each in disks for i in taken_back_for_good(each) if i in came}
         node.states.clear()
         self.taken_back.clear()
@@ -102,7 +103,7 @@ class Accounts:
         for node in self.post.nodes.values():
             self._check_bounds(node)
             self._check_receipts(node)
-            states = node.disk.states()
+            states = node.mail.states()
             for peer in self.post.nodes:
                 if peer != node.name:
                     self._check_stream(node, peer, states)
@@ -112,7 +113,7 @@ class Accounts:
         """What holds when nothing went wrong for a while."""
         self.check()
         for node in self.post.nodes.values():
-            states = node.disk.states()
+            states = node.mail.states()
             for peer, ids in node.accepted.items():
                 came = self._came(peer, node.name)
                 for ident in ids:
@@ -132,8 +133,8 @@ class Accounts:
         # Three ways in which a new epoch brings what should have come before the rest: a file in
         # the spool may be older than the epoch in which its message was withdrawn; or it was
         # found when the clock was ahead, and what was too late by then goes out anew.
-        outbox = node.disk.outbox.get(peer, ())
-        self.brief |= {out.row.id for out in outbox if out.row.expires_ms}
+        outbox = [out for out in node.mail.out.values() if out.peer == peer]
+        self.brief |= {out.id for out in outbox if out.expires_ms}
         renumbered = node.disk.renumbered
         astray = {i for i in renumbered if states.get(i) in WITHDRAWN} | renumbered & self.brief
         # Whoever lost what came first, or took back what is here again, has the rest already.
@@ -144,15 +145,15 @@ class Accounts:
         for epoch in set(epochs.values()):  # and within one of them without exemption
             self._check_order(node, peer, [i for i in there if epochs[i] == epoch], place)
         for out in outbox:
-            if out.state in WITHDRAWN and out.row.body not in self.post.left:
-                self.taken_back.add(out.row.body)
+            if out.state in WITHDRAWN and out.body not in self.post.left:
+                self.taken_back.add(out.body)
             if out.settled:
-                self._check_end(node, out.row.id, out.state, epochs.get(out.row.id))
+                self._check_end(node, out.id, states[out.id], epochs.get(out.id))
 
     def _came(self, owner: AgentId, sender: AgentId) -> dict[str, bytes]:
         """What is in `owner`'s inbox from `sender`, with the epoch in which it came."""
-        inbox = self.post.nodes[owner].disk.inbox
-        return {row.id: row.epoch for row in inbox if row.sender == sender}
+        disk = self.post.nodes[owner].disk
+        return {key[1]: disk.came_under[key] for key in disk.mail.came if key[0] == sender}
 
     def _check_order(
         self, node: PostNode, peer: AgentId, sent: list[str], place: dict[str, int]
@@ -171,7 +172,7 @@ class Accounts:
             # A number that carries nothing can't ask for what came in an epoch that is no more,
             # whether its sender gave that up or lost the disk that knew of it.
             given_up = ident in node.disk.renumbered or node in self.put_back
-            explained = (given_up and came != node.disk.epoch) or ident in self.at_odds
+            explained = (given_up and came != node.mail.epoch) or ident in self.at_odds
             assert came is None or explained, f"{ident} is {state}, and came"
 
     def _check_receipts(self, node: PostNode) -> None:
@@ -205,8 +206,12 @@ class Accounts:
 
 def taken_back_for_good(disk: Disk) -> set[str]:
     """What its recipient knows to be withdrawn, as this disk has it."""
-    waiting = {out.row.id for rows in disk.outbox.values() for out in rows if not out.settled}
-    return {i for i, s in disk.states().items() if s in WITHDRAWN and i not in waiting}
+    return {e.id for e in disk.mail.out.values() if e.settled and e.state in WITHDRAWN}
+
+
+def ids_in(disk: Disk) -> set[str]:
+    """What has come."""
+    return {entry.id for entry in disk.mail.came.values()}
 
 
 @contextmanager
@@ -239,7 +244,7 @@ def settle(post: Watched, accounts: Accounts, limit_s: float = HEAL_S) -> float:
 
     def settled() -> bool:
         for node in post.nodes.values():
-            node.deal_with(node.disk.unread)
+            node.deal_with(node.mail.unread())
             node.keep_house()
         return post.settled()
 
@@ -636,7 +641,7 @@ class Restoring:
             node.crash()
         if self.rng.random() < 0.25:
             self.post.world.say(f"{side} has an empty disk")
-            disk = Disk(self.post.world.rng.randbytes(EPOCH_BYTES))
+            disk = Disk(MailboxModel(self.post.world.rng.randbytes(EPOCH_BYTES)))
         else:
             self.post.world.say(f"{side} has a disk of another day")
             disk = backup.copy()
@@ -646,9 +651,10 @@ class Restoring:
 
 def rewritten(mail: Mail, sender: PostNode, to: AgentId) -> Mail:
     """The file as its sender leaves it: without what was withdrawn since."""
-    if mail.epoch != sender.disk.epoch:
+    if mail.epoch != sender.mail.epoch:
         return mail
-    gone = {out.seq for out in sender.disk.outbox.get(to, ()) if out.state in WITHDRAWN}
+    ours = [out for out in sender.mail.out.values() if out.peer == to]
+    gone = {out.seq for out in ours if out.state in WITHDRAWN}
     numbered = enumerate(mail.items, mail.first)
     return mail._replace(items=tuple(None if seq in gone else body for seq, body in numbered))
 
@@ -725,7 +731,7 @@ def backup_before_cancel(seed: int) -> None:
         node.perform(cancel)
         post.link(A, B)
         post.world.run(1.0)
-        assert node.disk.states()[sent[at - 1]] is MessageState.CANCELLED
+        assert node.mail.states()[sent[at - 1]] is MessageState.CANCELLED
         put_back(post, accounts, backup)
         post.link(A, B)
         settle(post, accounts)
@@ -769,12 +775,12 @@ def test_a_full_inbox_holds_senders_back_and_lets_them_on() -> None:
             for _ in range(30):
                 post.world.run(1.0)
                 accounts.check()
-                assert post.nodes[A].disk.unread == 10
+                assert post.nodes[A].mail.unread() == 10
             assert post.world.events < 600, "who was told to wait waits"
             assert not post.settled()
             post.nodes[A].deal_with(3)
             post.world.run(0.2)
-            assert post.nodes[A].disk.unread == 10, "who waits is told as soon as there is room"
+            assert post.nodes[A].mail.unread() == 10, "who waits is told as soon as there is room"
             settle(post, accounts)
 
 
@@ -802,7 +808,7 @@ def test_mail_for_one_who_never_returns_waits_in_sight_or_expires() -> None:
             a.keep_house()
             accounts.check()
         restart(a)
-        assert a.disk.states() == {forever: MessageState.QUEUED, brief: MessageState.EXPIRED}
+        assert a.mail.states() == {forever: MessageState.QUEUED, brief: MessageState.EXPIRED}
         assert a.states[brief] == [MessageState.EXPIRED]
         assert a.engine is not None
         assert a.engine.pending == 2, "its number still has to be told"
@@ -839,7 +845,7 @@ def test_a_clock_that_jumps_ahead_expires_what_it_must_and_nothing_else() -> Non
         a.clock_skew_ms = -DAY_MS
         a.keep_house()
         post.world.run(1.0)
-        assert set(a.disk.states().values()) == {MessageState.QUEUED}
+        assert set(a.mail.states().values()) == {MessageState.QUEUED}
         a.clock_skew_ms = DAY_MS
         a.keep_house()
         a.keep_house()
@@ -847,7 +853,7 @@ def test_a_clock_that_jumps_ahead_expires_what_it_must_and_nothing_else() -> Non
         a.clock_skew_ms = 0
         post.heal()
         settle(post, accounts)
-        assert a.disk.states() == {lasting: MessageState.DELIVERED, brief: MessageState.EXPIRED}
+        assert a.mail.states() == {lasting: MessageState.DELIVERED, brief: MessageState.EXPIRED}
         assert post.inbox(B, A) == [lasting]
 
 
@@ -864,7 +870,7 @@ def test_forged_late_and_repeated_answers_change_nothing() -> None:
                     if rng.random() < 0.5:
                         a.receive(ack, B)
                 post.world.run(rng.choice([0, 0.02]))
-                mark = list(post.nodes[B].disk.marks.values())[-1:]
+                mark = list(post.nodes[B].mail.marks.values())[-1:]
                 seen += [MailAck(each.epoch, each.seq, each.last) for each in mark]
                 accounts.check()
             settle(post, accounts, LASTING_S)
@@ -878,7 +884,7 @@ def test_a_liar_makes_us_start_over_once_an_hour_at_most() -> None:
         post.link(A, B)
         epochs = set()
         for _ in range(300):
-            epochs.add(a.disk.epoch)
+            epochs.add(a.mail.epoch)
             send_some(post, A, B, 1)
             assert a.engine is not None
             a.receive(MailAck(a.engine.numbers(B)[0], 10**6, bytes(HASH_BYTES)), B)
@@ -894,14 +900,18 @@ def test_a_liar_makes_us_start_over_once_an_hour_at_most() -> None:
 
 def without_ids(disk: Disk, rows: Sequence[Row]) -> None:
     """A disk that keeps every InRow it is given."""
-    disk.ids.clear()
+    for row in singly(rows):
+        key = (row.sender, row.id) if isinstance(row, InRow) else ("", "")
+        if (known := disk.mail.came.pop(key, None)) is not None:
+            again = (row.sender, f"{row.id} again")
+            disk.mail.came[again], disk.came_under[again] = known, disk.came_under[key]
     commit(disk, rows)
 
 
 commit, perform, crash = Disk.commit, PostNode.perform, PostNode.crash
 take, accept, flush = Delivery.take, Delivery.accept, Delivery.flush
 answered = Delivery._answered
-load = Disk.load
+pending = MailboxModel.pending
 
 
 def test_numbers_alone_keep_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -973,10 +983,10 @@ def jumps_gaps(
     return take(self, mail, peer, now_ms, spooled)
 
 
-def sends_what_was_withdrawn(disk: Disk, peer: str, first: int, limit: int) -> list[OutEntry]:
-    rows = [each for each in disk.outbox.get(peer, ()) if each.seq >= first and not each.settled]
-    whole = [replace(each, state=MessageState.QUEUED) for each in rows]
-    return load(Disk(disk.epoch, {peer: whole}), peer, first, limit)
+def sends_what_was_withdrawn(
+    mail: MailboxModel, peer: str, first: int, limit: int
+) -> list[OutEntry]:
+    return [each._replace(state="queued") for each in pending(mail, peer, first, limit)]
 
 
 def whatever_the_epoch(
@@ -1006,7 +1016,9 @@ MUTANTS: dict[str, tuple[Callable[[int], None], list[tuple[object, str, object]]
     "keeps no order within a commit": (whole_trouble, [(Disk, "commit", shuffles)]),
     "takes what comes after a gap": (whole_trouble, [(Delivery, "take", jumps_gaps)]),
     "never goes back": (lasting_link, [(SendStream, "rewind", lambda self, after: None)]),
-    "sends what was withdrawn": (whole_trouble, [(Disk, "load", sends_what_was_withdrawn)]),
+    "sends what was withdrawn": (
+        whole_trouble, [(MailboxModel, "pending", sends_what_was_withdrawn)],
+    ),
     "never starts over": (
         restored_databases, [(Delivery, "_start_over", lambda self, known, now: [])],
     ),

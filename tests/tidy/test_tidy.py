@@ -41,6 +41,10 @@ ALLOWED = {
     ),
 }
 ADAPTERS_MAY_TAKE_FROM_CORE = {
+    "meshagent.core.delivery.mailbox",  # the meaning of a row
+    "meshagent.core.delivery.word_search",
+    "meshagent.core.model.body_summary",
+    "meshagent.core.model.message_states",
     "meshagent.core.model.peers",
     "meshagent.core.model.rows",
     "meshagent.core.ports",

@@ -21,11 +21,11 @@ from meshagent.core.delivery.conversations import Conversations
 from meshagent.core.delivery.incomplete_messages import Ended, IncompleteMessages
 from meshagent.core.delivery.receiving import Receiving
 from meshagent.core.delivery.sending import Sending
+from meshagent.core.model.message_states import MessageState
 from meshagent.core.model.messages import (
     RECEIPT_KIND,
     Message,
     MessageIds,
-    MessageState,
     Outgoing,
 )
 from meshagent.core.model.peers import AgentId

@@ -14,7 +14,8 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from meshagent.core.model.attachments import Attachment, AttachmentLimits
-from meshagent.core.model.messages import Message, MessageState
+from meshagent.core.model.message_states import MessageState
+from meshagent.core.model.messages import Message
 from meshagent.core.model.peers import AgentId
 
 __all__ = ["Ended", "IncompleteMessages"]

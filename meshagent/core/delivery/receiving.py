@@ -27,10 +27,10 @@ from meshagent.core.effects import (
     ReceiptChanged,
     Send,
 )
+from meshagent.core.model.message_states import MessageState
 from meshagent.core.model.messages import (
     RECEIPT_KIND,
     Message,
-    MessageState,
     blobs_of,
     is_id,
     parse_bodies,

@@ -17,7 +17,7 @@ from enum import Enum
 from itertools import accumulate, islice, takewhile
 from operator import attrgetter
 
-from meshagent.core.model.messages import MessageState
+from meshagent.core.model.message_states import WITHDRAWN, MessageState
 from meshagent.core.model.rows import OutEntry, OutRow
 from meshagent.core.wire.frames import MAIL_ITEMS_MAX, Mail
 
@@ -28,7 +28,6 @@ WINDOW_BYTES_MAX = 8 * 1024 * 1024  # eight of the largest messages
 FRAME_BYTES_MAX = 256 * 1024  # a batch; one larger message travels alone
 GAP_PAUSE_S = 0.2  # a round trip: every frame behind a lost one is answered with the same gap
 ITEM_BYTES = 64  # of a message beside its body, in memory and on the wire
-WITHDRAWN = frozenset({MessageState.EXPIRED, MessageState.CANCELLED})
 
 
 class LinkPhase(Enum):

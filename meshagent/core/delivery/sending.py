@@ -22,7 +22,6 @@ from meshagent.core.delivery.config import DeliveryConfig
 from meshagent.core.delivery.conversations import NO_EPOCH, Conversation, Conversations
 from meshagent.core.delivery.receive_stream import BUSY, FORGOTTEN, GAP, last_that_came
 from meshagent.core.delivery.send_stream import (
-    WITHDRAWN,
     Item,
     LinkPhase,
     Reading,
@@ -31,7 +30,8 @@ from meshagent.core.delivery.send_stream import (
 from meshagent.core.effects import Durable, Effect, Load, Noted, ReceiptChanged, Send
 from meshagent.core.membership.lifeguard import backoff_s
 from meshagent.core.model.file_names import one_line
-from meshagent.core.model.messages import MessageState, Outgoing, body_hash
+from meshagent.core.model.message_states import WITHDRAWN, MessageState
+from meshagent.core.model.messages import Outgoing, body_hash
 from meshagent.core.model.peers import AgentId
 from meshagent.core.model.rows import Delivered, NewEpoch, OutBatch, OutEntry, OutState, Row
 from meshagent.core.turns import NOTHING, Turn, join_turns

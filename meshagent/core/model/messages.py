@@ -9,7 +9,6 @@ import hashlib
 import math
 import random
 from collections.abc import Sequence
-from enum import StrEnum
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from meshagent.errors import LimitReached, RemoteProtocolError, UsageError
 __all__ = [
     "Message",
     "MessageIds",
-    "MessageState",
     "Outgoing",
     "blobs_of",
     "body_hash",
@@ -49,35 +47,6 @@ _TAIL_BITS = 25  # another run in the same millisecond, a clock set back: one in
 
 RECEIPT_KIND = "receipt"
 """A message of this kind tells a sender how far its message has come; no person sees it."""
-
-
-class MessageState(StrEnum):
-    """How far a message has come, in this order; then the ends other than `done`."""
-
-    __hash__ = str.__hash__  # Enum's own runs in Python, for every look into a table
-
-    QUEUED = "queued"
-    SENT = "sent"
-    DELIVERED = "delivered"
-    SEEN = "seen"
-    DONE = "done"
-    EXPIRED = "expired"
-    REFUSED = "refused"
-    CANCELLED = "cancelled"
-
-
-PROGRESS = {
-    MessageState.QUEUED: 0,
-    MessageState.SENT: 1,
-    MessageState.DELIVERED: 3,
-    MessageState.SEEN: 4,
-    MessageState.DONE: 5,
-    # Decided here without an answer: a later word from the recipient still counts.
-    MessageState.EXPIRED: 2,
-    MessageState.CANCELLED: 2,
-    MessageState.REFUSED: 5,
-}
-"""A state replaces one of a smaller rank only, so late and repeated news change nothing."""
 
 
 class Message(NamedTuple):

@@ -28,7 +28,8 @@ from meshagent.core.effects import (
     Transmit,
 )
 from meshagent.core.model.attachments import Attachment
-from meshagent.core.model.messages import Message, MessageState, body_hash, pack_body
+from meshagent.core.model.message_states import MessageState
+from meshagent.core.model.messages import Message, body_hash, pack_body
 from meshagent.core.model.peers import AgentId, LinkId
 from meshagent.core.model.rows import (
     Delivered,

@@ -7,7 +7,8 @@ import random
 from meshagent.core.delivery import incomplete_messages as module
 from meshagent.core.delivery.incomplete_messages import Ended, IncompleteMessages
 from meshagent.core.model.attachments import Attachment, AttachmentLimits
-from meshagent.core.model.messages import Message, MessageState
+from meshagent.core.model.message_states import MessageState
+from meshagent.core.model.messages import Message
 from meshagent.core.model.peers import AgentId
 
 ALICE, BOB = AgentId("alice"), AgentId("bob")

@@ -6,7 +6,7 @@ import pytest
 
 from meshagent.core.delivery import send_stream as outgoing
 from meshagent.core.delivery.send_stream import FRAME_BYTES_MAX, ITEM_BYTES, SendStream
-from meshagent.core.model.messages import MessageState
+from meshagent.core.model.message_states import MessageState
 from meshagent.core.model.rows import OutEntry, OutRow
 from meshagent.core.wire.frames import MAIL_ITEMS_MAX
 

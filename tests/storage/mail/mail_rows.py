@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ import msgpack
 import pytest
 
 from meshagent.core.model.rows import (
+    InBatch,
     InRow,
     InState,
-    InBatch,
+    OutBatch,
     OutRow,
     OutState,
-    OutBatch,
     ReceiptRow,
 )
 from meshagent.core.ports import Store
@@ -27,15 +27,19 @@ PEER = "beta-bbbbbbbb"
 OTHER = "gamma-cccccccc"
 
 
-def body(ident: str, text: str = "", kind: str = "text", at_ms: int = 1_000) -> bytes:
-    fields = (ident, kind, text, at_ms, None, "", "", {}, [], 0, 0)
+def body(
+    ident: str, text: str = "", kind: str = "text", at_ms: int = 1_000, blobs: Sequence[bytes] = ()
+) -> bytes:
+    attached = [("shot.png", 9, "image/png", sha256) for sha256 in blobs]
+    fields = (ident, kind, text, at_ms, None, "", "", {}, attached, 0, 0)
     packed: bytes = msgpack.packb(fields)
     return packed
 
 
 def out(seq: int, ident: str = "", peer: str = PEER, expires_ms: int = 0, **more: Any) -> OutRow:
     ident = ident or f"{peer[0]}{seq}"
-    return OutRow(peer, EPOCH, seq, ident, body(ident, **more), expires_ms)
+    blobs = tuple(more.get("blobs", ()))
+    return OutRow(peer, EPOCH, seq, ident, body(ident, **more), expires_ms, blobs)
 
 
 def outs(count: int, peer: str = PEER) -> list[OutRow]:
@@ -65,7 +69,8 @@ def receipt(ident: str, state: str, at_ms: int = 6_000, peer: str = PEER) -> Rec
 
 
 def came(ident: str, sender: str = PEER, seq: int = 1, at_ms: int = 2_000, **more: Any) -> InRow:
-    return InRow(sender, EPOCH, seq, ident, body(ident, **more), at_ms)
+    blobs = tuple(more.get("blobs", ()))
+    return InRow(sender, EPOCH, seq, ident, body(ident, **more), at_ms, blobs)
 
 
 def became(ident: str, state: str, at_ms: int = 7_000, sender: str = PEER, n: int = 0) -> InState:

@@ -28,7 +28,8 @@ from storage.mail.mail_rows import (
     word,
 )
 
-from meshagent.core.model.messages import MessageState
+from meshagent.core.model.body_summary import summarize
+from meshagent.core.model.message_states import MessageState
 from meshagent.core.model.rows import Delivered, NewEpoch, PeerRow, Watermark
 from meshagent.errors import CorruptFile, StorageError
 from meshagent.storage.log.commit_log import CommitLog
@@ -36,7 +37,6 @@ from meshagent.storage.mail import database as database_module
 from meshagent.storage.mail import search as texts_module
 from meshagent.storage.mail import sqlite_store as sqlite_module
 from meshagent.storage.mail.database import WAL_BYTES_MAX, Database
-from meshagent.storage.mail.row_checksums import opening
 from meshagent.storage.mail.schema import MIGRATIONS, SCHEMA_VERSION
 from meshagent.storage.mail.sqlite_store import SqliteStore
 
@@ -527,8 +527,8 @@ def epoch_only(_: object, connection: apsw.Connection) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x94\x01\x02\x03\x04", b"x"])
 def test_a_body_that_says_nothing_is_kept_all_the_same(body: bytes) -> None:
-    assert opening(body) == ("", "", 0, False)
-    assert opening(body + bytes(5_000)) == ("", "", 0, False)
+    assert summarize(body) == ("", "", 0, False)
+    assert summarize(body + bytes(5_000)) == ("", "", 0, False)
 
 
 def test_a_message_that_ends_well_is_changed_where_it_stands(path: Path) -> None:
