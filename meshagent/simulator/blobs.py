@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meshagent.core.effects import (
@@ -32,26 +31,15 @@ from meshagent.core.model.peers import AgentId
 from meshagent.core.transfer import chunks
 from meshagent.core.transfer.chunks import chunk_count
 from meshagent.core.transfer.engine import Transfer
+from meshagent.simulator.small_limits import SMALL_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from meshagent.simulator.driver import SimDriver
 
-__all__ = ["Machine", "SimBlobs", "random_blob", "small_chunks"]
+__all__ = ["Machine", "SimBlobs", "random_blob"]
 
-SMALL_CHUNK_BYTES = 4
 WORK_S = (0.0001, 0.002)
 SLOW_WORK_S = (0.05, 0.2)
-
-
-@contextmanager
-def small_chunks() -> Iterator[None]:
-    """Everyone cuts blobs into chunks of a few bytes."""
-    before = chunks.CHUNK_BYTES
-    chunks.CHUNK_BYTES = SMALL_CHUNK_BYTES
-    try:
-        yield
-    finally:
-        chunks.CHUNK_BYTES = before
 
 
 class Machine:

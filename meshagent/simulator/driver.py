@@ -12,7 +12,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshagent.core.delivery.engine import Delivery
 from meshagent.core.delivery.incomplete_messages import IncompleteMessages
@@ -49,12 +49,21 @@ from meshagent.simulator.identities import SimIdentity, hash_verify
 if TYPE_CHECKING:
     from meshagent.simulator.mesh import SimMesh
 
-__all__ = ["SimDriver"]
+__all__ = ["Asked", "SimDriver"]
 
 DAY_ZERO_MS = 1_700_000_000_000  # when the world begins: clocks can jump back from there
 NOTE_S = 0.05  # as node/turn_runner.py
 RECOVER_S = 2.0  # as node/recovery.py
+_SAID_LATER = frozenset({MessageState.SEEN, MessageState.DONE})
 COUNT_S = 1.0  # as node/housekeeping.py
+
+
+class Asked(NamedTuple):
+    """Who waits until something is durable: `then` hears whether it is."""
+
+    then: Callable[[bool], None]
+    ids: Sequence[str] = ()
+    """The messages that were handed in."""
 
 
 class SimDriver:
@@ -173,6 +182,10 @@ class SimDriver:
             self.engine.found(hint, self.world.now)
             self._arm()
 
+    def peer_on(self, link: LinkId) -> AgentId | None:
+        """Who is at the other end of a link."""
+        return None if self.engine is None else self.engine.links.agent_on(link)
+
     def view(self) -> dict[AgentId, PeerState]:
         """How this node sees the others."""
         assert self.engine is not None
@@ -236,7 +249,7 @@ class SimDriver:
             self.world.say(f"{self.name}'s disk fails")
             for effect in self.turns.failed():
                 if type(effect) is Accepted:
-                    effect.who(False)
+                    effect.who.then(False)
             self._suspend()
         elif self._apply(self.turns.committed()):
             self._commit()
@@ -284,7 +297,7 @@ class SimDriver:
         if self.turns.is_idle:
             then(True)
         else:
-            self.perform(Turn(after=[Accepted(then)]))
+            self.perform(Turn(after=[Accepted(Asked(then))]))
 
     # -- effects ------------------------------------------------------------------------------
 
@@ -313,12 +326,11 @@ class SimDriver:
             case CountUnread():
                 self.count_unread()
             case Accepted(who):
-                who(True)
+                who.then(True)
             case Deliver():
                 pass
             case ReceiptChanged(_, idents, state, _):
-                for ident in idents:
-                    self.states[ident].append(state)
+                self._note_states(idents, state)
                 self.world.say(f"{self.name} knows that {', '.join(idents)} are {state}")
             case PeerChanged(peer):
                 self.world.say(f"{self.name}: {peer.agent} is {peer.state.value}")
@@ -326,6 +338,15 @@ class SimDriver:
                 self._met_clone(effect)
             case _:
                 self.blobs.perform(effect)
+
+    def _note_states(self, idents: Sequence[str], state: MessageState) -> None:
+        """As node/received.py: on a link that loses the order, an answer may come after a receipt
+        that says more."""
+        for ident in idents:
+            said = self.states[ident]
+            is_late = state is MessageState.DELIVERED and said and said[-1] in _SAID_LATER
+            if not is_late:
+                said.append(state)
 
     def _met_clone(self, found: CloneFound) -> None:
         self.world.say(f"{self.name}: clone, stop={found.stop}")

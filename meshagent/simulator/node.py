@@ -17,7 +17,7 @@ from meshagent.core.model.rows import InState, OutEntry, Row
 from meshagent.core.wire.frames import MAIL_ITEMS_MAX, Mail
 from meshagent.errors import LimitReached, StorageError
 from meshagent.simulator.blobs import Machine
-from meshagent.simulator.driver import SimDriver
+from meshagent.simulator.driver import Asked, SimDriver
 from meshagent.simulator.identities import SimIdentity
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class SimNode(SimDriver):
         except (LimitReached, StorageError) as error:
             self.world.say(f"{self.name} does not accept: {error.message}")
             return False
-        after = [*turn.after, Accepted(then)]
+        ids = [each.id for each in messages]
+        after = [*turn.after, Accepted(Asked(then, ids))]
         self.perform(turn._replace(rows=[*rows, *turn.rows], after=after))
         return True
 

@@ -73,12 +73,15 @@ class Sending:
 
     def accept(self, outgoing: Outgoing, now: float) -> Turn:
         """Take responsibility for these messages, for all or none; they count once durable."""
-        many = len(outgoing.ids)
-        if self.pending + many > self._config.pending_max:
+        if self.pending + len(outgoing.ids) > self._config.pending_max:
             raise LimitReached(
                 f"The outbox takes no more messages: {self.pending} are waiting.",
                 hint="Cancel what is no longer needed: meshagent outbox",
             )
+        return self.add(outgoing)
+
+    def add(self, outgoing: Outgoing) -> Turn:
+        """The same, however many wait: for what the mesh has to say itself."""
         rows: list[Row] = []
         after: list[Effect] = []
         for peer, part in _by_peer(outgoing):
@@ -89,7 +92,7 @@ class Sending:
             stream.add(batch.rows())
             rows.append(batch)
             after.append(Durable(peer, stream.epoch, stream.next_seq - 1))
-        self.pending += many
+        self.pending += len(outgoing.ids)
         return Turn((), rows, after)
 
     def withdraw(
