@@ -340,12 +340,11 @@ class SimDriver:
                 self.blobs.perform(effect)
 
     def _note_states(self, idents: Sequence[str], state: MessageState) -> None:
-        """As node/received.py: on a link that loses the order, an answer may come after a receipt
-        that says more."""
+        """As node/received.py: what a recipient says of itself counts for more than its answer,
+        which may come later on a link that loses the order, or speak of another epoch."""
         for ident in idents:
             said = self.states[ident]
-            is_late = state is MessageState.DELIVERED and said and said[-1] in _SAID_LATER
-            if not is_late:
+            if not said or said[-1] not in _SAID_LATER or PROGRESS[state] > PROGRESS[said[-1]]:
                 said.append(state)
 
     def _met_clone(self, found: CloneFound) -> None:

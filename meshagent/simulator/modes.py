@@ -62,7 +62,7 @@ def liveness(seed: int, check: Callable[[SimMesh], None] = lambda mesh: None) ->
             others = [node for node in mesh.nodes if node not in pair]
             trouble.mend_for_good(pair)
             began = mesh.world.now
-            while not _pair_settled(pair):
+            while not _pair_settled(pair, trouble.promises):
                 assert mesh.world.now - began < PAIR_SETTLED_S, "the healthy pair does not settle"
                 trouble.break_everything(others)
                 trouble.something(others)
@@ -260,7 +260,7 @@ def settle(mesh: SimMesh, promises: Promises, limit_s: float = SETTLED_S) -> flo
         for node in mesh.nodes:
             node.deal_with(1000)
             node.keep_house()
-        return all(_waits_for_nothing(node) for node in mesh.nodes)
+        return all(_waits_for_nothing(node, promises) for node in mesh.nodes)
 
     took = mesh.world.run_until(settled, limit_s, 0.25)
     mesh.world.run(1.0)
@@ -268,18 +268,28 @@ def settle(mesh: SimMesh, promises: Promises, limit_s: float = SETTLED_S) -> flo
     return took
 
 
-def _waits_for_nothing(node: SimNode, peers: Sequence[str] | None = None) -> bool:
-    """Whether all of its messages (to one of these) have ended, and no file is missing."""
+def _waits_for_nothing(
+    node: SimNode, promises: Promises, peers: Sequence[str] | None = None
+) -> bool:
+    """Whether all of its messages (to one of these) have ended, and no file is missing.
+
+    How one with files ended, its recipient says once: a disk that was put back may not know it.
+    """
     mail = node.disk.mail
     out = [e for e in mail.out.values() if peers is None or e.peer in peers]
     held = [e for e in mail.receiving() if peers is None or e.sender in peers]
-    is_taken = any(e.settled and e.state == MessageState.SENT for e in out)
-    return not held and not is_taken and all(e.settled for e in out)
+    taken = [e for e in out if e.settled and e.state == MessageState.SENT]
+    unsaid = [e for e in taken if not promises.may_forget(node, e.peer)]
+    is_idle = node.turns.is_idle or peers is not None
+    return is_idle and not held and not unsaid and all(e.settled for e in out)
 
 
-def _pair_settled(pair: Sequence[SimNode]) -> bool:
+def _pair_settled(pair: Sequence[SimNode], promises: Promises) -> bool:
     one, other = pair
-    return _waits_for_nothing(one, [other.agent]) and _waits_for_nothing(other, [one.agent])
+    return all(
+        _waits_for_nothing(node, promises, [peer.agent])
+        for node, peer in ((one, other), (other, one))
+    )
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshagent.core.effects import Accepted
+from meshagent.core.model.body_summary import summarize
 from meshagent.core.model.message_states import WAITING, WITHDRAWN, MessageState
 from meshagent.core.model.messages import RECEIPT_KIND, Message, MessageIds, Outgoing
 from meshagent.core.model.peers import AgentId
@@ -94,7 +95,12 @@ class SimNode(SimDriver):
     def withdraw(self, to: AgentId, state: MessageState) -> None:
         """Cancel, or let expire, the last message that waits."""
         pending = self.disk.mail.pending(to, 1, LISTED_MAX)
-        fresh = [each for each in pending if each.state in WAITING]
+        kinds = (summarize(each.body).kind for each in pending)
+        fresh = [
+            each
+            for each, kind in zip(pending, kinds, strict=True)
+            if each.state in WAITING and kind != RECEIPT_KIND
+        ]
         if fresh:
             self._withdraw(fresh[-1], state)
 

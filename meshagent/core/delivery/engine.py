@@ -55,7 +55,7 @@ class Delivery:
         self.receiving = Receiving(
             self._all, config, self.refused, start.unread,
             IncompleteMessages() if incomplete is None else incomplete,  # an empty one is false
-            lambda peer, ident: self.sending.taken.discard((peer, ident)),
+            self.sending.ended,
         )  # fmt: skip
         self._ids = MessageIds(rng)
 

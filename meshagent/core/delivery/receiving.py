@@ -46,6 +46,7 @@ __all__ = ["Receiving"]
 
 WORDS_WAITING_MAX = 10_000  # for one peer: who takes none of our receipts gets no more of them
 _RECIPIENT_SAYS = frozenset({"delivered", "seen", "done", "refused", "expired"})
+_SAID_LATER = frozenset({"seen", "done"})
 _ident = attrgetter("id")
 Found = Message | RemoteProtocolError | None
 """What stands under a number: a message, why it is none, or nothing, since it was withdrawn."""
@@ -93,7 +94,7 @@ class Receiving:
         refused: Counter[str],
         unread: int,
         incomplete: IncompleteMessages,
-        receipt_came: Callable[[AgentId, str], None],
+        message_ended: Callable[[AgentId, str], None],
     ) -> None:
         self._all, self._config, self._refused = conversations, config, refused
         self.incomplete = incomplete
@@ -101,7 +102,7 @@ class Receiving:
         """Messages in the inbox that nobody has dealt with, as far as it is known here."""
         self.inbox_changes = 0
         """Grows whenever `unread` does not come from the disk: then a count is out of date."""
-        self._receipt_came = receipt_came
+        self._message_ended = message_ended
         self._is_sure = True
         self._is_counting = False
 
@@ -245,7 +246,8 @@ class Receiving:
             ):
                 reason = message.data.get("reason", "")
                 if reason == "" or is_id(reason):
-                    self._receipt_came(peer, ident)
+                    if state not in _SAID_LATER:
+                        self._message_ended(peer, ident)
                     taken.rows.append(ReceiptRow(peer, ident, state, now_ms, reason))
                     taken.free.append(ReceiptChanged(peer, [ident], MessageState(state), reason))
                     return

@@ -43,6 +43,7 @@ __all__ = ["Sending"]
 FULL_LINK_S = 0.01  # the transport has no word for "writable again": its queue drains in less
 LOAD_ITEMS_MAX = 1024  # read from disk at once
 START_OVER_S = 3600.0  # a restored database needs it once per run; a liar gets no more than this
+ENDED_EARLY_MAX = 1_000  # an answer that waits for a read from disk is soon believed
 WITHDRAWN_KEPT_MAX = 10_000  # ten rounds of expiry: more than one commit can be behind
 _ident = attrgetter("id")
 
@@ -66,6 +67,8 @@ class Sending:
         """How many of them only wait to tell that they were taken back."""
         self.taken = set(taken)
         """Messages of ours, by peer and id, whose recipients have them and fetch what they name."""
+        self._ended_early: dict[tuple[AgentId, str], None] = {}
+        """Those of which the recipient said how they ended before its answer was believed."""
         self._withdrawn: dict[str, MessageState] = {}
         self._start_over_at = float("-inf")
 
@@ -122,6 +125,15 @@ class Sending:
             del self._withdrawn[next(iter(self._withdrawn))]
         row = OutState(peer, seq, ident, state, "", now_ms)
         return Turn((), [row], [ReceiptChanged(peer, [ident], state, "")])
+
+    def ended(self, peer: AgentId, ident: str) -> None:
+        """Its recipient has said how a message ended that it had to complete."""
+        if (peer, ident) in self.taken:
+            self.taken.discard((peer, ident))
+            return
+        self._ended_early[peer, ident] = None
+        if len(self._ended_early) > ENDED_EARLY_MAX:
+            del self._ended_early[next(iter(self._ended_early))]
 
     def is_on_wire(self, peer: AgentId, seq: int) -> bool:
         """Whether this message was sent on the present link and has no answer yet."""
@@ -342,8 +354,10 @@ class Sending:
             state = withdrawn or MessageState.EXPIRED
         taken = item.attached and why is None
         if taken:
-            state = MessageState.SENT  # how it ends, its recipient says later
-            self.taken.add((peer, item.id))
+            state = MessageState.SENT  # how it ends, its recipient says later, or has said
+            if (peer, item.id) not in self._ended_early:
+                self.taken.add((peer, item.id))
+            self._ended_early.pop((peer, item.id), None)
         if withdrawn:
             self._withdrawn.pop(item.id, None)
             self.withdrawn_count = max(0, self.withdrawn_count - 1)
