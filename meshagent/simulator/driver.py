@@ -140,7 +140,7 @@ class SimDriver:
         if self.engine is not None:
             self.crash()
 
-    def restore(self, backup: Disk) -> None:
+    def restore(self, backup: Disk, replace_disk: Callable[[Disk], None]) -> None:
         """As `meshagent restore`: go on from a backup, under a new epoch, while the node runs."""
         assert self.engine is not None
         self.engine.deliver_with(None, self.world.now)
@@ -148,8 +148,9 @@ class SimDriver:
 
         def put_back(kept: bool) -> None:
             if life == self.life and self.engine is not None:
-                self.disk = backup.copy()
-                self.disk.commit([NewEpoch(self.world.rng.randbytes(EPOCH_BYTES))])
+                disk = backup.copy()
+                disk.commit([NewEpoch(self.world.rng.randbytes(EPOCH_BYTES))])
+                replace_disk(disk)
                 engine = self._engine_from_disk()
                 self.perform(self.engine.deliver_with(engine, self.world.now))
 
@@ -185,6 +186,10 @@ class SimDriver:
     def peer_on(self, link: LinkId) -> AgentId | None:
         """Who is at the other end of a link."""
         return None if self.engine is None else self.engine.links.agent_on(link)
+
+    def is_linked(self, other: SimDriver) -> bool:
+        """Whether a frame to the other would leave now."""
+        return self.engine is not None and self.engine.links.link_to(other.agent) is not None
 
     def view(self) -> dict[AgentId, PeerState]:
         """How this node sees the others."""
@@ -306,7 +311,8 @@ class SimDriver:
         assert engine is not None
         match effect:
             case Transmit(link, frame):
-                if not self.network.send(self, link, encode(frame)):
+                is_lost = self.mesh.loses(self, frame)
+                if not is_lost and not self.network.send(self, link, encode(frame)):
                     engine.not_sent(link, frame, now)
             case Dial(attempt, address):
                 engine.dialled(attempt, self.network.dial(self, address))

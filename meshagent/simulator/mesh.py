@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from meshagent.core.delivery.config import DeliveryConfig
 from meshagent.core.effects import Effect
 from meshagent.core.model.peers import AgentId, PeerState
+from meshagent.core.wire.frames import Frame
 from meshagent.simulator.blobs import Machine
 from meshagent.simulator.disk import DiskFaults
 from meshagent.simulator.identities import identity_of
@@ -95,6 +96,10 @@ class SimMesh:
     def power_fails(self, node: SimNode, where: str) -> bool:
         """Whether this is the moment that the power goes."""
         return self.world.rng.random() < node.faults.crash
+
+    def loses(self, node: SimNode, frame: Frame) -> bool:
+        """Whether this frame of this node is lost on its way."""
+        return False
 
     def next_host(self) -> str:
         """A fresh address's middle part."""

@@ -280,7 +280,8 @@ def _waits_for_nothing(
     held = [e for e in mail.receiving() if peers is None or e.sender in peers]
     taken = [e for e in out if e.settled and e.state == MessageState.SENT]
     unsaid = [e for e in taken if not promises.may_forget(node, e.peer)]
-    is_idle = node.turns.is_idle or peers is not None
+    works = node.engine is not None and node.engine.delivery is not None
+    is_idle = works and (node.turns.is_idle or peers is not None)
     return is_idle and not held and not unsaid and all(e.settled for e in out)
 
 

@@ -16,6 +16,7 @@ from meshagent.simulator.world import World
 __all__ = ["Endpoint", "Faults", "Network"]
 
 CONNECT_TIMEOUT_S = 3.0
+KNOCK_AGAIN_S = 1.0  # as a kernel does that hears nothing
 
 
 class Endpoint(Protocol):
@@ -113,7 +114,7 @@ class Network:
         """Begin to connect."""
         end = _End(owner, self._next_link())
         self._ends[owner.name, end.link] = end
-        self.world.plan(self._delay(), self._knock, end, address)
+        self.world.plan(self._delay(), self._knock, end, address, self.world.now)
         return end.link
 
     def send(self, owner: Endpoint, link: LinkId, parts: Sequence[bytes | memoryview]) -> bool:
@@ -157,13 +158,16 @@ class Network:
 
     # -- how it travels -----------------------------------------------------------------------
 
-    def _knock(self, end: _End, address: str) -> None:
+    def _knock(self, end: _End, address: str, since: float) -> None:
         if not end.open:
             return
         owner = self._listening.get(address)
         names = (end.owner.name, owner.name if owner else "")
         if owner is not None and (names in self._cut or names[::-1] in self._cut):
-            self.world.plan(CONNECT_TIMEOUT_S, self._give_up, end, "refused")
+            if self.world.now - since >= CONNECT_TIMEOUT_S:
+                self._give_up(end, "refused")
+            else:
+                self.world.plan(KNOCK_AGAIN_S, self._knock, end, address, since)
             return
         if owner is None:
             self._give_up(end, "refused")

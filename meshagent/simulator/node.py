@@ -95,11 +95,10 @@ class SimNode(SimDriver):
     def withdraw(self, to: AgentId, state: MessageState) -> None:
         """Cancel, or let expire, the last message that waits."""
         pending = self.disk.mail.pending(to, 1, LISTED_MAX)
-        kinds = (summarize(each.body).kind for each in pending)
         fresh = [
             each
-            for each, kind in zip(pending, kinds, strict=True)
-            if each.state in WAITING and kind != RECEIPT_KIND
+            for each in pending
+            if each.state in WAITING and summarize(each.body).kind != RECEIPT_KIND
         ]
         if fresh:
             self._withdraw(fresh[-1], state)

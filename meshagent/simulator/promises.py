@@ -53,11 +53,6 @@ class Promises:
 
     def replace_disk(self, node: SimNode, disk: Disk) -> None:
         """Whatever was on the old disk only is gone, and nobody can be blamed for that."""
-        self.excuse(node, disk)
-        node.disk = disk
-
-    def excuse(self, node: SimNode, disk: Disk) -> None:
-        """This disk is about to take the place of the node's own."""
         before, after = node.disk.mail, disk.mail
         self.lost_there |= {each.id for each in _visible(node.disk)} - {
             each.id for each in _visible(disk)
@@ -76,6 +71,7 @@ class Promises:
         self.taken_back.clear()
         for peer, ids in node.accepted.items():
             node.accepted[peer] = [each for each in ids if each not in self.lost_here]
+        node.disk = disk
 
     def may_forget(self, node: SimNode, peer: str) -> bool:
         """Whether one of the two does not have the disk that it began with."""
@@ -98,6 +94,9 @@ class Promises:
                     entry = node.disk.mail.came.get((sender, message.id))
                     kept = entry is not None and entry.state != InboxState.RECEIVING
                     assert kept, f"{node.name} hands out {message.id} before it is durable"
+                    files = {each.sha256 for each in message.attachments}
+                    missing = files - node.blobs.machine.blobs.keys()
+                    assert not missing, f"{node.name} hands out {message.id} without its files"
             case ReceiptChanged(peer, idents, state, _):
                 for ident in idents:
                     self._see_receipt(node, peer, ident, state)

@@ -45,6 +45,7 @@ LOAD_ITEMS_MAX = 1024  # read from disk at once
 START_OVER_S = 3600.0  # a restored database needs it once per run; a liar gets no more than this
 ENDED_EARLY_MAX = 1_000  # an answer that waits for a read from disk is soon believed
 WITHDRAWN_KEPT_MAX = 10_000  # ten rounds of expiry: more than one commit can be behind
+_OPEN = frozenset({None, MessageState.SENT})
 _ident = attrgetter("id")
 
 
@@ -114,8 +115,8 @@ class Sending:
     ) -> Turn:
         assert state in WITHDRAWN, state
         stream = self._all.with_peer(peer).out
-        if seq < stream.floor or ident in self._withdrawn:
-            return NOTHING
+        if not stream.floor <= seq <= stream.durable or ident in self._withdrawn:
+            return NOTHING  # it has ended; or whoever read its number has read an old one
         if not stream.withdraw(seq, ident, state):
             return NOTHING
         # A read that is under way, or another look at the disk, may not know of it yet.
@@ -313,8 +314,8 @@ class Sending:
                 turns.append(_arrived(peer, list(items), now_ms))
             else:
                 for item in items:
-                    why, state = exceptions.get(item.seq), stream.withdrawn(item.seq)
-                    turns.append(self._settle_one(peer, item, why, state, now_ms))
+                    why, known_as = exceptions.get(item.seq), stream.states.get(item.seq)
+                    turns.append(self._settle_one(peer, item, why, known_as, now_ms))
         stream.forget_settled()
         self.pending -= stream.floor - floor
         if stream.floor > ack.upto:
@@ -345,9 +346,10 @@ class Sending:
         return join_turns(turns), bool(strange)
 
     def _settle_one(
-        self, peer: AgentId, item: Item, why: str | None, withdrawn: MessageState | None,
+        self, peer: AgentId, item: Item, why: str | None, known_as: MessageState | None,
         now_ms: int,
     ) -> Turn:  # fmt: skip
+        withdrawn = known_as if known_as in WITHDRAWN else None
         why = why and one_line(why)
         state = MessageState.DELIVERED if why is None else MessageState.REFUSED
         if why == "":
@@ -355,7 +357,7 @@ class Sending:
         taken = item.attached and why is None
         if taken:
             state = MessageState.SENT  # how it ends, its recipient says later, or has said
-            if (peer, item.id) not in self._ended_early:
+            if known_as in _OPEN and (peer, item.id) not in self._ended_early:
                 self.taken.add((peer, item.id))
             self._ended_early.pop((peer, item.id), None)
         if withdrawn:
