@@ -35,6 +35,7 @@ class SimNode(SimDriver):
     def __init__(self, mesh: SimMesh, name: str, identity: SimIdentity, machine: Machine) -> None:
         super().__init__(mesh, name, identity, machine)
         self._ids = MessageIds(self.world.rng)
+        self._dealing: set[tuple[int, AgentId, str]] = set()
 
     # -- what a person does -------------------------------------------------------------------
 
@@ -62,7 +63,8 @@ class SimNode(SimDriver):
             return False
         columns = list(zip(*messages, strict=True))
         try:
-            turn = self.engine.accept(Outgoing.of([to] * len(messages), columns), self.world.now)
+            outgoing = Outgoing.of([to] * len(messages), columns)
+            turn = self.engine.accept(outgoing, self.world.now, bool(rows))
         except (LimitReached, StorageError) as error:
             self.world.say(f"{self.name} does not accept: {error.message}")
             return False
@@ -80,13 +82,19 @@ class SimNode(SimDriver):
         """Somebody reads messages of the inbox and is done with them; their senders hear it."""
         for entry in self.disk.mail.inbox(0, count, unread=True):
             sender, now_ms = AgentId(entry.sender), self.now_ms()
+            if (self.life, sender, entry.id) in self._dealing:
+                continue
             news = {"id": entry.id, "state": "done"}
             receipt = Message(self._ids.next(now_ms), RECEIPT_KIND, "", now_ms, news)
             row = InState(entry.sender, entry.id, "done", 0, now_ms)
-            if not self._accept(sender, [receipt], [row], self._shrank):
+            key = (self.life, sender, entry.id)
+            self._dealing.add(key)
+            if not self._accept(sender, [receipt], [row], partial(self._dealt_with, key)):
+                self._dealing.discard(key)
                 return
 
-    def _shrank(self, kept: bool) -> None:
+    def _dealt_with(self, key: tuple[int, AgentId, str], kept: bool) -> None:
+        self._dealing.discard(key)
         if kept and self.engine is not None:
             now = self.world.now
             self.perform(self.engine.ask_delivery(lambda each: each.inbox_shrank(1), now))

@@ -86,9 +86,9 @@ class Delivery:
         stream = self._all.with_peer(peer).out
         return stream.epoch, stream.told_floor
 
-    def accept(self, outgoing: Outgoing, now: float) -> Turn:
-        """Take responsibility for messages, for all or none."""
-        return self.sending.accept(outgoing, now)
+    def accept(self, outgoing: Outgoing, now: float, receipts: bool = False) -> Turn:
+        """Take responsibility for messages, or for receipts, for all or none."""
+        return self.sending.accept(outgoing, now, receipts)
 
     def withdraw(
         self, peer: AgentId, seq: int, ident: str, state: MessageState, now_ms: int

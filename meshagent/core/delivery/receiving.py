@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from meshagent.core.delivery.config import DeliveryConfig
-from meshagent.core.delivery.conversations import Conversations
+from meshagent.core.delivery.conversations import WORDS_WAITING_MAX, Conversations
 from meshagent.core.delivery.incomplete_messages import Ended, IncompleteMessages
 from meshagent.core.delivery.receive_stream import BUSY, GAP, WELL, ReceiveStream
 from meshagent.core.effects import (
@@ -44,7 +44,6 @@ from meshagent.errors import RemoteProtocolError
 
 __all__ = ["Receiving"]
 
-WORDS_WAITING_MAX = 10_000  # for one peer: who takes none of our receipts gets no more of them
 _RECIPIENT_SAYS = frozenset({"delivered", "seen", "done", "refused", "expired"})
 _SAID_LATER = frozenset({"seen", "done"})
 _ident = attrgetter("id")

@@ -19,7 +19,12 @@ from itertools import groupby
 from operator import attrgetter
 
 from meshagent.core.delivery.config import DeliveryConfig
-from meshagent.core.delivery.conversations import NO_EPOCH, Conversation, Conversations
+from meshagent.core.delivery.conversations import (
+    NO_EPOCH,
+    WORDS_WAITING_MAX,
+    Conversation,
+    Conversations,
+)
 from meshagent.core.delivery.receive_stream import BUSY, FORGOTTEN, GAP, last_that_came
 from meshagent.core.delivery.send_stream import (
     Item,
@@ -75,9 +80,17 @@ class Sending:
 
     # -- accepting and taking back ------------------------------------------------------------
 
-    def accept(self, outgoing: Outgoing, now: float) -> Turn:
-        """Take responsibility for these messages, for all or none; they count once durable."""
-        if self.pending + len(outgoing.ids) > self._config.pending_max:
+    def accept(self, outgoing: Outgoing, now: float, receipts: bool = False) -> Turn:
+        """Take responsibility for these messages, for all or none; they count once durable.
+
+        A full outbox does not stop `receipts`: two whose inboxes and outboxes are full would else
+        wait for each other for ever. Each peer has a share of them.
+        """
+        full = self.pending + len(outgoing.ids) > self._config.pending_max
+        if receipts:
+            to = [self._all.with_peer(peer).out for peer in set(outgoing.peers)]
+            full = any(stream.waiting >= WORDS_WAITING_MAX for stream in to)
+        if full:
             raise LimitReached(
                 f"The outbox takes no more messages: {self.pending} are waiting.",
                 hint="Cancel what is no longer needed: meshagent outbox",
@@ -85,7 +98,7 @@ class Sending:
         return self.add(outgoing)
 
     def add(self, outgoing: Outgoing) -> Turn:
-        """The same, however many wait: for what the mesh has to say itself."""
+        """The same, however many wait."""
         rows: list[Row] = []
         after: list[Effect] = []
         for peer, part in _by_peer(outgoing):
