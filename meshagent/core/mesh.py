@@ -219,8 +219,8 @@ class Mesh:
         """What delivery answers; nothing while there is no disk to keep messages on."""
         return NOTHING if self.delivery is None else self._route(ask(self.delivery), now)
 
-    def accept(self, outgoing: Outgoing, now: float) -> Turn:
-        """Take responsibility for messages, each to its peer: for all of them or none."""
+    def accept(self, outgoing: Outgoing, now: float, receipts: bool = False) -> Turn:
+        """Take responsibility for messages, or receipts, each to its peer: for all or none."""
         if self.delivery is None:
             raise StorageError(
                 "Messages can't be kept now: the disk does not answer.",
@@ -229,7 +229,7 @@ class Mesh:
         for peer in set(outgoing.peers):
             if self.links.link_to(peer) is None:
                 self.links.hurry(peer, now)  # somebody has something to say to it
-        return self._route(self.delivery.accept(outgoing, now), now)
+        return self._route(self.delivery.accept(outgoing, now, receipts), now)
 
     def loaded(self, peer: AgentId, entries: Sequence[OutEntry], now: float) -> Turn:
         """What a Load read."""

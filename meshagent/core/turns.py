@@ -6,10 +6,11 @@ durable. `after` effects rest on those rows and on all rows before them: an ackn
 delivery, the first sending of a message. Rows that `may_wait` are notes: a crash that loses them
 loses only what the other side will say again, so they go along with the next commit.
 
-The queue decides when, and nothing else does: the driver and the simulator both run it. It never
-touches a disk or a clock. Invariants: rows are committed in the order of their turns; an `after`
-effect is given out only when every row of its own turn and of all earlier turns is durable; when a
-commit fails, nothing that rests on it or was decided after it is ever given out.
+The queue decides when, `in_order` in which order, and nothing else does: the driver and the
+simulator both run them. They never touch a disk or a clock. Invariants: rows are committed in the
+order of their turns; an `after` effect is given out only when every row of its own turn and of all
+earlier turns is durable; when a commit fails, nothing that rests on it or was decided after it is
+ever given out.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from meshagent.core.effects import Effect
+from meshagent.core.effects import CloseLink, Dial, Durable, Effect, Transmit
+from meshagent.core.model.peers import AgentId
 from meshagent.core.model.rows import Row
 
-__all__ = ["NOTHING", "Turn", "TurnQueue", "join_turns"]
+__all__ = ["NOTHING", "Turn", "TurnQueue", "in_order", "join_turns"]
+
+_ON_LINKS = frozenset({Transmit, Dial, CloseLink})
 
 
 class Turn(NamedTuple):
@@ -48,6 +52,24 @@ def join_turns(turns: Iterable[Turn]) -> Turn:
         [effect for turn in told for effect in turn.after],
         all(turn.may_wait for turn in told if turn.rows or turn.after),
     )
+
+
+def in_order(effects: Iterable[Effect]) -> list[Effect]:
+    """As they are performed: what is on links, then what may leave now, then all others.
+
+    Messages that became durable together leave together: one word for each stream is enough.
+    """
+    on_links: list[Effect] = []
+    durable: dict[tuple[AgentId, bytes], Effect] = {}
+    rest: list[Effect] = []
+    for effect in effects:
+        if type(effect) in _ON_LINKS:
+            on_links.append(effect)
+        elif type(effect) is Durable:
+            durable[effect.peer, effect.epoch] = effect
+        else:
+            rest.append(effect)
+    return [*on_links, *durable.values(), *rest]
 
 
 @dataclass(slots=True)

@@ -215,11 +215,17 @@ class Driver:
         """Milliseconds since the epoch, as this machine's clock shows them."""
         return time.time_ns() // 1_000_000
 
-    def accept(self, outgoing: Outgoing, rows: Sequence[Row], waiters: Sequence[Waiter]) -> None:
-        """Take messages, or raise and take none. When they are durable, and `rows` with them, each
-        waiter has its result."""
+    def accept(
+        self,
+        outgoing: Outgoing,
+        rows: Sequence[Row],
+        waiters: Sequence[Waiter],
+        receipts: bool = False,
+    ) -> None:
+        """Take messages (or receipts), or raise and take none. When they are durable, and `rows`
+        with them, each waiter has its result."""
         self.recovery.check_disk()
-        turn = self.mesh.accept(outgoing, self.loop.time())
+        turn = self.mesh.accept(outgoing, self.loop.time(), receipts)
         if outgoing.expires:
             waiters[0][0].add_done_callback(self.housekeeping.look_at_expiries)
         after = [*turn.after, Accepted(waiters)]

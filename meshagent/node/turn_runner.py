@@ -16,15 +16,13 @@ from meshagent.core.effects import (
     Accepted,
     CloseLink,
     Dial,
-    Durable,
     Effect,
     Transmit,
 )
 from meshagent.core.mesh import Mesh
-from meshagent.core.model.peers import AgentId
 from meshagent.core.model.rows import NewEpoch
 from meshagent.core.ports import Store, Transport
-from meshagent.core.turns import Turn, TurnQueue
+from meshagent.core.turns import Turn, TurnQueue, in_order
 from meshagent.core.wire.codec import encode
 from meshagent.errors import MeshError, StorageError
 
@@ -141,20 +139,10 @@ class TurnRunner:
     # -- effects ------------------------------------------------------------------------------
 
     def _apply(self, effects: Sequence[Effect]) -> None:
-        """Perform these: what is on links first, then what may leave now, then all others."""
-        durable: dict[tuple[AgentId, bytes], int] = {}
-        rest: list[Effect] = []
-        for effect in effects:
+        for effect in in_order(effects):
             if isinstance(effect, Transmit | Dial | CloseLink):
                 self._on_link(effect)
-            elif isinstance(effect, Durable):
-                durable[effect.peer, effect.epoch] = effect.upto
-            else:
-                rest.append(effect)
-        for (peer, epoch), upto in durable.items():
-            self._do(Durable(peer, epoch, upto))
-        for effect in rest:
-            if type(effect) is Accepted:
+            elif isinstance(effect, Accepted):
                 answer([effect], None)
             else:
                 self._do(effect)

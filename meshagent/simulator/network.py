@@ -16,6 +16,7 @@ from meshagent.simulator.world import World
 __all__ = ["Endpoint", "Faults", "Network"]
 
 CONNECT_TIMEOUT_S = 3.0
+KNOCK_AGAIN_S = 1.0  # as a kernel does that hears nothing
 
 
 class Endpoint(Protocol):
@@ -37,7 +38,12 @@ class Faults:
     loss: float = 0.0
     duplicate: float = 0.0
     reorder: float = 0.0
+    full: float = 0.0
+    """A link does not take the frame, and its owner is told so."""
     delay_s: tuple[float, float] = (0.0005, 0.003)
+
+
+NO_FAULTS = Faults()
 
 
 @dataclass(slots=True)
@@ -54,23 +60,49 @@ class Network:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.faults = Faults()
+        self.faults = NO_FAULTS
+        self.payload_byte_s = 0.0
+        """How long a byte behind the header of a frame holds up what comes after it on its link."""
         self.frames = 0
         self._listening: dict[str, Endpoint] = {}
         self._ends: dict[tuple[str, LinkId], _SimulatedEnd] = {}
         self._cut: set[tuple[str, str]] = set()
+        self._sound: set[frozenset[str]] = set()
         self._links = 0
 
     # -- faults -------------------------------------------------------------------------------
 
     def cut(self, source: str, to: str) -> None:
         """Nothing travels from `source` to `to` any more; neither side is told."""
-        self._cut.add((source, to))
+        if frozenset((source, to)) not in self._sound:
+            self._cut.add((source, to))
+
+    def mend(self, one: str, other: str) -> None:
+        """The path between the two works again, both ways."""
+        self._cut -= {(one, other), (other, one)}
+
+    def mend_for_good(self, one: str, other: str) -> None:
+        """From now on nothing goes wrong between the two, whatever happens to others."""
+        self.mend(one, other)
+        self._sound.add(frozenset((one, other)))
 
     def heal(self) -> None:
         """All paths work again and nothing else goes wrong."""
         self._cut.clear()
-        self.faults = Faults()
+        self.faults = NO_FAULTS
+
+    def break_links(self, one: str, other: str) -> int:
+        """Every connection between the two ends, with what is on it; how many there were."""
+        ends = [
+            each
+            for each in self._ends.values()
+            if each.other is not None
+            and (each.owner.name, each.other.owner.name) in ((one, other), (other, one))
+        ]
+        for end in ends:
+            end.arrives_at = 0.0
+            self._give_up(end, "lost")
+        return len(ends) // 2
 
     # -- what a node does ---------------------------------------------------------------------
 
@@ -82,7 +114,7 @@ class Network:
         """Begin to connect."""
         end = _SimulatedEnd(owner, self._next_link())
         self._ends[owner.name, end.link] = end
-        self.world.plan(self._delay(), self._knock, end, address)
+        self.world.plan(self._delay(), self._knock, end, address, self.world.now)
         return end.link
 
     def send(self, owner: Endpoint, link: LinkId, parts: Sequence[bytes | memoryview]) -> bool:
@@ -90,14 +122,19 @@ class Network:
         end = self._ends.get((owner.name, link))
         if end is None or not end.open or end.other is None:
             return False
-        self.frames += 1
+        names = (owner.name, end.other.owner.name)
+        faults = NO_FAULTS if frozenset(names) in self._sound else self.faults
         rng = self.world.rng
-        if (owner.name, end.other.owner.name) in self._cut or rng.random() < self.faults.loss:
+        if rng.random() < faults.full:
+            return False
+        self.frames += 1
+        if names in self._cut or rng.random() < faults.loss:
             return True
-        for _ in range(2 if rng.random() < self.faults.duplicate else 1):
-            at = self.world.now + self._delay()
-            if rng.random() >= self.faults.reorder:
-                at = max(at, end.arrives_at)
+        takes_s = self.payload_byte_s * sum(map(len, parts[1:])) if len(parts) > 1 else 0.0
+        for _ in range(2 if rng.random() < faults.duplicate else 1):
+            at = self.world.now + rng.uniform(*faults.delay_s) + takes_s
+            if rng.random() >= faults.reorder:
+                at = max(at, end.arrives_at + takes_s)
                 end.arrives_at = at
             self.world.plan(at - self.world.now, self._arrive, end.other, parts)
         return True
@@ -121,13 +158,16 @@ class Network:
 
     # -- how it travels -----------------------------------------------------------------------
 
-    def _knock(self, end: _SimulatedEnd, address: str) -> None:
+    def _knock(self, end: _SimulatedEnd, address: str, since: float) -> None:
         if not end.open:
             return
         owner = self._listening.get(address)
         names = (end.owner.name, owner.name if owner else "")
         if owner is not None and (names in self._cut or names[::-1] in self._cut):
-            self.world.plan(CONNECT_TIMEOUT_S, self._give_up, end, "refused")
+            if self.world.now - since >= CONNECT_TIMEOUT_S:
+                self._give_up(end, "refused")
+            else:
+                self.world.plan(KNOCK_AGAIN_S, self._knock, end, address, since)
             return
         if owner is None:
             self._give_up(end, "refused")

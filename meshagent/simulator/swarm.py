@@ -9,40 +9,21 @@ a mesh of more than MEMBERS_MAX each keeps that many, itself counted, drawn at r
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from meshagent.core.effects import Effect, PeerChanged, Send
 from meshagent.core.membership.engine import LAN, Membership, MembershipConfig
-from meshagent.core.model.identity import agent_id_for
 from meshagent.core.model.peers import AgentId, PeerState, Presence
 from meshagent.core.model.records import Record, Signed, parse_update
 from meshagent.core.wire.frames import MEMBERS_MAX, Frame
+from meshagent.simulator.identities import HashSigner, hash_verify
 from meshagent.simulator.world import World
 
-__all__ = ["Conditions", "HashSigner", "Swarm", "hash_verify"]
+__all__ = ["Conditions", "Swarm"]
 
 MESH_ID = b"simulated mesh"
-
-
-class HashSigner:
-    """A signer for simulations: anyone could forge it, and nobody here tries."""
-
-    def __init__(self, name: str, seed: int) -> None:
-        self.key = hashlib.sha256(f"{name} {seed}".encode()).digest()
-        self.curve_public = hashlib.sha256(self.key).digest()
-        self.agent = agent_id_for(name, self.key)
-
-    def sign(self, data: bytes) -> bytes:
-        """64 bytes."""
-        return hashlib.blake2b(data, key=self.key).digest()
-
-
-def hash_verify(key: bytes, data: bytes, signature: bytes) -> bool:
-    """Whether HashSigner made it."""
-    return hashlib.blake2b(data, key=key).digest() == signature
 
 
 @dataclass(frozen=True, slots=True)

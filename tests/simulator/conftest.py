@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-SEEDS, SEEDS_LONG = 200, 4000
-GROUPS = 20  # tests that the seeds are spread over; a failure names its seed and transcript
+SEEDS, SEEDS_LONG = 100, 4000
+GROUPS = 10  # tests that the seeds are spread over; a failure names its seed and transcript
+
+
+@pytest.fixture
+def long(request: pytest.FixtureRequest) -> bool:
+    """Whether everything is to be tried, however long it takes."""
+    return bool(request.config.getoption("--long"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -10,15 +10,16 @@ from meshagent.core.model.peers import PeerState
 from meshagent.core.model.records import Accusation, Record, sign_accusation, sign_record
 from meshagent.core.wire.codec import encode
 from meshagent.core.wire.frames import Gossip, Refuse
-from meshagent.simulator.meshes import SimMesh, SimNode
+from meshagent.simulator.blobs import Machine
+from meshagent.simulator.mesh import SimMesh
+from meshagent.simulator.node import SimNode
 
 SEEDS = range(10)
 
 
 def copy_of(mesh: SimMesh, node: SimNode, place: str) -> SimNode:
     """A second node from a copy of the agent's folder, at another place in the network."""
-    seed = bytes(node.identity._signing)
-    copy = SimNode(mesh, f"{node.name}/{place}", mesh.secret, seed)
+    copy = SimNode(mesh, f"{node.name}/{place}", node.identity, Machine())
     copy.runs = node.runs
     assert copy.agent == node.agent
     return copy
@@ -99,7 +100,7 @@ def lie(liar: SimNode, about: SimNode, accuser: SimNode, rng: random.Random) -> 
     assert about.engine is not None
     record: Record = about.engine.me
     later = record.incarnation + rng.choice([0, 1, 1000, 2**61])
-    mesh_id = liar.secret.mesh_id
+    mesh_id = liar.mesh_id
     if rng.random() < 0.5:
         forged = Record(
             record.agent, record.key, later, 0, rng.random() < 0.5, "spy", (), ("6.6.6.6:6",),

@@ -12,9 +12,10 @@ from meshagent.core.model.peers import AgentId
 from meshagent.core.model.rows import StreamStart, Watermark
 from meshagent.core.wire.frames import EPOCH_BYTES, MailAck
 
-__all__ = ["NO_EPOCH", "Conversation", "Conversations"]
+__all__ = ["NO_EPOCH", "WORDS_WAITING_MAX", "Conversation", "Conversations"]
 
 NO_EPOCH = bytes(EPOCH_BYTES)
+WORDS_WAITING_MAX = 10_000  # receipts for one peer: who takes none of them gets no more
 EPOCHS_KEPT_MAX = 64  # per sender: each is one restored or deleted database of that sender
 
 

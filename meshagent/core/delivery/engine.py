@@ -81,9 +81,9 @@ class Delivery:
         stream = self._all.with_peer(peer).out
         return stream.epoch, stream.told_floor
 
-    def accept(self, outgoing: Outgoing, now: float) -> Turn:
-        """Take responsibility for messages, for all or none."""
-        return self.sending.accept(outgoing, now)
+    def accept(self, outgoing: Outgoing, now: float, receipts: bool = False) -> Turn:
+        """Take responsibility for messages, or for receipts, for all or none."""
+        return self.sending.accept(outgoing, now, receipts)
 
     def withdraw(
         self, peer: AgentId, seq: int, ident: str, state: MessageState, now_ms: int
@@ -166,14 +166,12 @@ class Delivery:
         for each in ended:
             state, reason = each.state.value, each.reason[:TEXT_CHARACTERS_MAX]
             turns.append(self.receiving.end(each))
-            turns.append(self._tell(each.sender, each.message.id, state, reason, now, now_ms))
+            turns.append(self._tell(each.sender, each.message.id, state, reason, now_ms))
         return join_turns([*turns, self.receiving.let_on()])
 
-    def _tell(
-        self, peer: AgentId, ident: str, state: str, reason: str, now: float, now_ms: int
-    ) -> Turn:
-        """A receipt for one message."""
+    def _tell(self, peer: AgentId, ident: str, state: str, reason: str, now_ms: int) -> Turn:
+        """A receipt for one message: a full outbox must not keep it from ending."""
         data = {"id": ident, "state": state, "reason": reason}
         receipt = Message(self._ids.next(now_ms), RECEIPT_KIND, "", now_ms, data)
         outgoing = Outgoing.of([peer], [(value,) for value in receipt])
-        return self.sending.accept(outgoing, now)
+        return self.sending.add(outgoing)

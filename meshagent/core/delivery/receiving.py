@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from meshagent.core.delivery.config import DeliveryConfig
-from meshagent.core.delivery.conversations import Conversations
+from meshagent.core.delivery.conversations import WORDS_WAITING_MAX, Conversations
 from meshagent.core.delivery.incomplete_messages import Ended, IncompleteMessages
 from meshagent.core.delivery.receive_stream import BUSY, GAP, WELL, ReceiveStream
 from meshagent.core.effects import (
@@ -44,9 +44,9 @@ from meshagent.errors import RemoteProtocolError
 
 __all__ = ["Receiving"]
 
-WORDS_WAITING_MAX = 10_000  # for one peer: who takes none of our receipts gets no more of them
 _RECIPIENT_SAYS = frozenset({"delivered", "seen", "done", "refused", "expired"})
 _STATES = frozenset(state.value for state in MessageState)
+_SAID_LATER = frozenset({"seen", "done"})
 _ident = attrgetter("id")
 Found = Message | RemoteProtocolError | None
 """What stands under a number: a message, why it is none, or nothing, since it was withdrawn."""
@@ -94,7 +94,7 @@ class Receiving:
         refused: Counter[str],
         unread: int,
         incomplete: IncompleteMessages,
-        receipt_came: Callable[[AgentId, str], bool],
+        receipt_came: Callable[[AgentId, str, bool], bool],
     ) -> None:
         self._all, self._config, self._refused = conversations, config, refused
         self.incomplete = incomplete
@@ -246,7 +246,8 @@ class Receiving:
                 if state not in _STATES:
                     return  # a newer node has more to say than we know
                 if state in _RECIPIENT_SAYS and (reason == "" or is_id(reason)):
-                    told = taken.free if self._receipt_came(peer, ident) else taken.after
+                    may_tell = self._receipt_came(peer, ident, state not in _SAID_LATER)
+                    told = taken.free if may_tell else taken.after
                     taken.rows.append(ReceiptRow(peer, ident, state, now_ms, reason))
                     told.append(ReceiptChanged(peer, [ident], MessageState(state), reason))
                     return

@@ -19,7 +19,12 @@ from itertools import groupby
 from operator import attrgetter
 
 from meshagent.core.delivery.config import DeliveryConfig
-from meshagent.core.delivery.conversations import NO_EPOCH, Conversation, Conversations
+from meshagent.core.delivery.conversations import (
+    NO_EPOCH,
+    WORDS_WAITING_MAX,
+    Conversation,
+    Conversations,
+)
 from meshagent.core.delivery.receive_stream import BUSY, FORGOTTEN, GAP, last_that_came
 from meshagent.core.delivery.send_stream import Item, LinkPhase, Reading, SendStream
 from meshagent.core.effects import Durable, Effect, Load, Noted, ReceiptChanged, Send
@@ -38,7 +43,9 @@ __all__ = ["Sending"]
 FULL_LINK_S = 0.01  # the transport has no word for "writable again": its queue drains in less
 LOAD_ITEMS_MAX = 1024  # read from disk at once
 START_OVER_S = 3600.0  # a restored database needs it once per run; a liar gets no more than this
+ENDED_EARLY_MAX = 1_000  # an answer that waits for a read from disk is soon believed
 WITHDRAWN_KEPT_MAX = 10_000  # ten rounds of expiry: more than one commit can be behind
+_OPEN = frozenset({None, MessageState.SENT})
 _ident = attrgetter("id")
 
 
@@ -61,6 +68,8 @@ class Sending:
         """How many of them only wait to tell that they were taken back."""
         self.taken = set(taken)
         """Messages of ours, by peer and id, whose recipients have them and fetch what they name."""
+        self._ended_early: dict[tuple[AgentId, str], None] = {}
+        """Those of which the recipient said how they ended before its answer was believed."""
         self._withdrawn: dict[str, MessageState] = {}
         self._untold: dict[tuple[AgentId, str], int] = {}
         """Messages whose end is told when the disk has it, by peer and id: their numbers."""
@@ -68,14 +77,25 @@ class Sending:
 
     # -- accepting and taking back ------------------------------------------------------------
 
-    def accept(self, outgoing: Outgoing, now: float) -> Turn:
-        """Take responsibility for these messages, for all or none; they count once durable."""
-        many = len(outgoing.ids)
-        if self.pending + many > self._config.pending_max:
+    def accept(self, outgoing: Outgoing, now: float, receipts: bool = False) -> Turn:
+        """Take responsibility for these messages, for all or none; they count once durable.
+
+        A full outbox does not stop `receipts`: two whose inboxes and outboxes are full would else
+        wait for each other for ever. Each peer has a share of them.
+        """
+        full = self.pending + len(outgoing.ids) > self._config.pending_max
+        if receipts:
+            to = [self._all.with_peer(peer).out for peer in set(outgoing.peers)]
+            full = any(stream.waiting >= WORDS_WAITING_MAX for stream in to)
+        if full:
             raise LimitReached(
                 f"The outbox takes no more messages: {self.pending} are waiting.",
                 hint="Cancel what is no longer needed: meshagent outbox",
             )
+        return self.add(outgoing)
+
+    def add(self, outgoing: Outgoing) -> Turn:
+        """The same, however many wait."""
         rows: list[Row] = []
         after: list[Effect] = []
         for peer, part in _by_peer(outgoing):
@@ -86,7 +106,7 @@ class Sending:
             stream.add(batch.rows())
             rows.append(batch)
             after.append(Durable(peer, stream.epoch, stream.next_seq - 1))
-        self.pending += many
+        self.pending += len(outgoing.ids)
         return Turn((), rows, after)
 
     def withdraw(
@@ -105,8 +125,8 @@ class Sending:
     ) -> Turn:
         assert state in WITHDRAWN, state
         stream = self._all.with_peer(peer).out
-        if seq < stream.floor or ident in self._withdrawn:
-            return NOTHING
+        if not stream.floor <= seq <= stream.durable or ident in self._withdrawn:
+            return NOTHING  # it has ended; or whoever read its number has read an old one
         if not stream.withdraw(seq, ident, state):
             return NOTHING
         # A read that is under way, or another look at the disk, may not know of it yet.
@@ -116,6 +136,14 @@ class Sending:
             del self._withdrawn[next(iter(self._withdrawn))]
         row = OutState(peer, seq, ident, state, "", now_ms)
         return Turn((), [row], [ReceiptChanged(peer, [ident], state, "")])
+
+    def _ended(self, peer: AgentId, ident: str) -> None:
+        if (peer, ident) in self.taken:
+            self.taken.discard((peer, ident))
+            return
+        self._ended_early[peer, ident] = None
+        if len(self._ended_early) > ENDED_EARLY_MAX:
+            del self._ended_early[next(iter(self._ended_early))]
 
     def is_on_wire(self, peer: AgentId, seq: int) -> bool:
         """Whether this message was sent on the present link and has no answer yet."""
@@ -146,10 +174,14 @@ class Sending:
             for key in told:
                 del self._untold[key]
 
-    def receipt_came(self, peer: AgentId, ident: str) -> bool:
+    def receipt_came(self, peer: AgentId, ident: str, is_end: bool) -> bool:
         """The recipient says what became of a message; whether it may be told at once, or has to
-        wait for the disk since an earlier word on that message does."""
-        self.taken.discard((peer, ident))
+        wait for the disk since an earlier word on that message does.
+
+        `is_end`: it says how a message ended that it had to complete first.
+        """
+        if is_end:
+            self._ended(peer, ident)
         return ident not in self._withdrawn and (peer, ident) not in self._untold
 
     def not_sent(self, peer: AgentId, mail: Mail, now: float) -> None:
@@ -305,8 +337,8 @@ class Sending:
                 turns.append(_arrived(peer, list(items), now_ms))
             else:
                 for item in items:
-                    why, state = exceptions.get(item.seq), stream.withdrawn(item.seq)
-                    turns.append(self._settle_one(peer, item, why, state, now_ms))
+                    why, known_as = exceptions.get(item.seq), stream.states.get(item.seq)
+                    turns.append(self._settle_one(peer, item, why, known_as, now_ms))
         stream.forget_settled()
         self.pending -= stream.floor - floor
         if stream.floor > ack.upto:
@@ -337,17 +369,20 @@ class Sending:
         return join_turns(turns), bool(strange)
 
     def _settle_one(
-        self, peer: AgentId, item: Item, why: str | None, withdrawn: MessageState | None,
+        self, peer: AgentId, item: Item, why: str | None, known_as: MessageState | None,
         now_ms: int,
     ) -> Turn:  # fmt: skip
+        withdrawn = known_as if known_as in WITHDRAWN else None
         why = why and one_line(why)
         state = MessageState.DELIVERED if why is None else MessageState.REFUSED
         if why == "":
             state = withdrawn or MessageState.EXPIRED
         taken = item.attached and why is None
         if taken:
-            state = MessageState.SENT  # how it ends, its recipient says later
-            self.taken.add((peer, item.id))
+            state = MessageState.SENT  # how it ends, its recipient says later, or has said
+            if known_as in _OPEN and (peer, item.id) not in self._ended_early:
+                self.taken.add((peer, item.id))
+            self._ended_early.pop((peer, item.id), None)
         if withdrawn:
             self._withdrawn.pop(item.id, None)
             self.withdrawn_count = max(0, self.withdrawn_count - 1)

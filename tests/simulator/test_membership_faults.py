@@ -7,29 +7,17 @@ phases of loss, duplication, reordering, delay, cuts, crashes, leaves and restar
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from meshagent.core.model.peers import AgentId, PeerState
-from meshagent.simulator.meshes import SimMesh, SimNode
+from meshagent.simulator.mesh import SimMesh
+from meshagent.simulator.modes import transcript
 from meshagent.simulator.network import Faults
+from meshagent.simulator.node import SimNode
 
 PHASES = 6
 HEAL_S = 45.0  # a lost frame is made good by the next comparing of notes, within 30 s
 LINKS_MAX = 64
 GOSSIP_MAX = 64
-
-
-@contextmanager
-def transcript(mesh: SimMesh) -> Iterator[None]:
-    """A failure inside shows the seed and what happened."""
-    try:
-        yield
-    except BaseException:
-        print(mesh.world.transcript())
-        for node in mesh.running():
-            print(node.name, node.agent, {a: s.value for a, s in node.view().items()})
-        raise
 
 
 class Watch:

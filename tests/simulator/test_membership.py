@@ -13,7 +13,7 @@ from meshagent.core.membership import members as membership
 from meshagent.core.membership.engine import LAN
 from meshagent.core.model.peers import AgentId, PeerState
 from meshagent.simulator import swarm as swarms
-from meshagent.simulator.meshes import SimMesh
+from meshagent.simulator.mesh import SimMesh
 from meshagent.simulator.swarm import Conditions, Swarm
 from meshagent.simulator.world import World
 
