@@ -39,6 +39,7 @@ __all__ = [
     "ReadChunk",
     "ReceiptChanged",
     "Send",
+    "TakenBack",
     "Transmit",
     "WriteChunk",
 ]
@@ -98,6 +99,14 @@ class Noted(NamedTuple):
     peer: AgentId
     epoch: bytes
     upto: int
+
+
+class TakenBack(NamedTuple):
+    """Call `taken_back` for this peer: the disk knows that this number carries nothing now."""
+
+    peer: AgentId
+    epoch: bytes
+    seq: int
 
 
 class Load(NamedTuple):
@@ -234,6 +243,7 @@ Effect = (
     | CloneFound
     | Durable
     | Noted
+    | TakenBack
     | Load
     | CountUnread
     | Accepted

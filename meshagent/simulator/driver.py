@@ -31,6 +31,7 @@ from meshagent.core.effects import (
     Noted,
     PeerChanged,
     ReceiptChanged,
+    TakenBack,
     Transmit,
 )
 from meshagent.core.mesh import Mesh
@@ -321,6 +322,10 @@ class SimDriver:
             case Durable(peer, epoch, upto):
                 self.perform(
                     engine.ask_delivery(lambda each: each.durable(peer, epoch, upto, now), now)
+                )
+            case TakenBack(peer, epoch, seq):
+                self.perform(
+                    engine.ask_delivery(lambda each: each.taken_back(peer, epoch, seq, now), now)
                 )
             case Noted(peer, epoch, upto):
                 if engine.delivery is not None:

@@ -102,14 +102,23 @@ class Promises:
                     self._see_receipt(node, peer, ident, state)
 
     def _see_mail(self, node: SimNode, peer: AgentId | None, mail: Mail) -> None:
+        if peer is None:
+            return  # the link has ended meanwhile
         for seq, body in enumerate(mail.items, mail.first):
-            if body is None or peer is None:
+            if body is None:
+                self._see_withdrawn(node, peer, mail.epoch, seq)
                 continue
             assert body in node.disk.bodies, f"{node.name} sends {seq} before it is durable"
             self.left.add(body)
             if node.name not in self.put_back:
                 before = self._meaning.setdefault((node.name, peer, mail.epoch, seq), body)
                 assert before == body, f"{node.name} has two messages with number {seq} for {peer}"
+
+    def _see_withdrawn(self, node: SimNode, peer: AgentId, epoch: bytes, seq: int) -> None:
+        mail = node.disk.mail
+        pending = mail.pending(peer, seq, 1) if mail.epoch == epoch else []
+        kept = all(each.seq != seq or each.state in WITHDRAWN for each in pending)
+        assert kept, f"{node.name} takes back {seq} before that is durable"
 
     def _see_answer(self, node: SimNode, peer: AgentId | None, ack: MailAck) -> None:
         if peer is None:
