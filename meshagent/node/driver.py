@@ -352,9 +352,7 @@ class Driver:
                 self.spool.pending(peer)
             case TakenBack(peer, epoch, seq):
                 self.perform(
-                    self._mesh.ask_delivery(
-                        lambda each: each.taken_back(peer, epoch, seq, now), now
-                    )
+                    self._mesh.ask_delivery(lambda it: it.taken_back(peer, epoch, seq, now), now)
                 )
             case Noted(peer, epoch, upto):
                 if self._mesh.delivery is not None:

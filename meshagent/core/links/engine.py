@@ -102,6 +102,8 @@ class Link:
     record: bytes = b""
     hello: Hello | None = None
     check_nonce: bytes = b""
+    heard_at: float = 0.0
+    """When a frame came on it last; only as long as there is another link to its agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,8 @@ class Links:
         self._pinned: dict[str, bytes] = {}
         self._attempt = 0
         self._unsettled: set[LinkId] = set()
+        self.doubled: set[AgentId] = set()
+        """Those with more than one link: call `heard` for every frame of theirs."""
 
     # -- what others may ask ------------------------------------------------------------------
 
@@ -271,6 +275,24 @@ class Links:
         if known.dialled and self._dialing.failed(known.target, now) and known.expected:
             outcomes.append(Unreachable(AgentId(known.expected)))
         return outcomes
+
+    def heard(self, link: LinkId, now: float) -> list[Outcome]:
+        """A frame came on this link. When its agent speaks on another than we do, ours is dead.
+
+        Its end may be gone without a word: a network that changed, a goodbye that was lost. The
+        agent has dialled anew, and does not know that we still have the old one.
+        """
+        known = self._links.get(link)
+        if known is None or known.state is not LinkState.OPEN:
+            return []
+        known.heard_at = now
+        in_use = self._by_agent[known.agent][0]
+        if in_use is known or now - in_use.heard_at < self._config.check_s:
+            return []
+        return [
+            Transmit(in_use.link, Bye("nothing is heard on this link")),
+            *self._discard(in_use, now),
+        ]
 
     def broke_protocol(self, link: LinkId, now: float) -> list[Outcome]:
         """The other end sent bytes that no member's software sends."""
@@ -409,6 +431,10 @@ class Links:
         links = self._by_agent.setdefault(known.agent, [])
         links.append(known)
         links.sort(key=self._rank)
+        if len(links) > 1:
+            self.doubled.add(known.agent)
+            for each in links:
+                each.heard_at = now
         self._dialing.linked(known.agent)
         outcomes.append(LinkUp(known.agent, known.record, known.dialled))
         for spare in [each for each in links[1:] if each.dialled]:
@@ -500,6 +526,8 @@ class Links:
         links = self._by_agent.get(known.agent, [])
         if known in links:
             links.remove(known)
+        if len(links) < 2:
+            self.doubled.discard(known.agent)
         if links:
             return False
         self._by_agent.pop(known.agent, None)
