@@ -7,6 +7,7 @@ __all__ = ["CONTESTANTS", "QUESTIONS"]
 QUESTIONS = {
     "latency": "how long one durable message takes",
     "throughput": "how many durable messages a second",
+    "receipts": "what it costs when the recipient says done to each message",
     "bulk": "how fast attachments go",
     "interference": "whether an attachment delays the texts beside it",
     "discovery": "how soon a peer is found, and a crash noticed",

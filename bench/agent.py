@@ -34,6 +34,7 @@ class Agent:
 
     def __init__(self, node: Any) -> None:
         self.node = node
+        self._handler: asyncio.Task[None] | None = None
 
     async def meet(self, agent: str) -> None:
         """Until that peer is alive."""
@@ -114,6 +115,21 @@ class Agent:
     async def settle(self) -> None:
         """Until nothing of what it did is left to be done: that is not to be another's burden."""
         await self.node.outbox(limit=1)
+
+    async def handle(self) -> None:
+        """From now on, say `done` to each message that comes."""
+
+        async def nothing(message: Any) -> None:
+            pass
+
+        self._handler = asyncio.create_task(self.node.on_message(nothing))
+
+    async def handled(self) -> None:
+        """Until all that has come is done, if that is said here, and was told."""
+        if self._handler is not None:
+            while self.node.status()["inbox"]["unread"]:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(POLL_S)
+            await self.drained()
 
     async def memory(self) -> float:
         """Resident MiB."""

@@ -41,7 +41,7 @@ PIPE_WIDTH = 160  # a table for a file or a pager; rich would fill whatever it i
 def command(common: Common, questions: tuple[str, ...], extent: Any, **rest: Any) -> None:
     """Measure this machine: the mesh, its floor, and what you would pick instead.
 
-    QUESTION is latency, throughput, bulk, interference, discovery, replay, scale or startup; all
+    QUESTION is latency, throughput, receipts, bulk, interference, discovery, replay, scale or startup; all
     by default. Runs on loopback, on the disk of the current folder or of --dir, and leaves nothing.
 
     Example:  meshagent bench latency throughput

@@ -117,7 +117,8 @@ class Submissions:
             raise
         except Exception as error:  # whatever it is, who handed it in has to hear of it
             if len(batch) == 1:
-                batch[0].kept.set_exception(error)
+                if not batch[0].kept.done():
+                    batch[0].kept.set_exception(error)
             else:
                 for each in batch:
                     self._accept([each])

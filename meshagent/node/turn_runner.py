@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from meshagent.core.effects import (
@@ -55,6 +56,9 @@ class TurnRunner:
         self._store, self._transport, self._log = store, transport, log
         self._engine, self._do, self._failed = engine, do, failed
         self._notes: asyncio.TimerHandle | None = None
+        self._commits = 0
+        """Counts commits and interruptions, so that a commit that was given up is not mistaken."""
+        self._is_handing_over = False
 
     def perform(self, turn: Turn) -> None:
         """Do what of a turn may be done now; the rest follows when the disk has its rows."""
@@ -72,8 +76,16 @@ class TurnRunner:
 
     def _commit(self) -> None:
         """Hand the next rows to the disk, if they are due and nothing is there already."""
-        while (rows := self.turns.next_commit()) is not None:
-            self._store.begin(rows, self._committed)  # which may call back before it returns
+        if self._is_handing_over:
+            return  # the loop below goes on with it
+        self._is_handing_over = True
+        try:
+            while (rows := self.turns.next_commit()) is not None:
+                self._commits += 1
+                # Which may call back before it returns.
+                self._store.begin(rows, partial(self._committed, self._commits))
+        finally:
+            self._is_handing_over = False
         if self.turns.has_notes and self._notes is None:
             self._notes = asyncio.get_running_loop().call_later(NOTE_S, self._commit_notes)
 
@@ -82,8 +94,8 @@ class TurnRunner:
         self.turns.hurry()
         self._commit()
 
-    def _committed(self, error: MeshError | None) -> None:
-        if not self.turns.is_committing:
+    def _committed(self, number: int, error: MeshError | None) -> None:
+        if number != self._commits or not self.turns.is_committing:
             return  # it was given up meanwhile
         if error is not None:
             self._log.error("not kept: %s", error)
@@ -106,6 +118,7 @@ class TurnRunner:
         """A signal ended a turn in the middle: what the engine has decided may be neither kept nor
         sent. Delivery begins again from the disk, which has all that was accepted."""
         error = StorageError("This was interrupted: it may have been kept.", hint=_SEE_OUTBOX)
+        self._commits += 1
         answer(self.turns.failed(), error)
         self._failed(StorageError("The node was interrupted.", hint="Try again in a moment."))
 
@@ -118,14 +131,14 @@ class TurnRunner:
     # -- effects ------------------------------------------------------------------------------
 
     def _apply(self, effects: Sequence[Effect]) -> None:
+        """Perform these, in the order that core/turns.py says."""
         for effect in in_order(effects):
-            match effect:
-                case Transmit() | Dial() | CloseLink():
-                    self._on_link(effect)
-                case Accepted():
-                    answer([effect], None)
-                case _:
-                    self._do(effect)
+            if isinstance(effect, Transmit | Dial | CloseLink):
+                self._on_link(effect)
+            elif type(effect) is Accepted:
+                answer([effect], None)
+            else:
+                self._do(effect)
 
     def _on_link(self, effect: Transmit | Dial | CloseLink) -> None:
         mesh = self._engine()
