@@ -149,8 +149,8 @@ class Submissions:
         receipts = list(map(Receipt, ids, to, repeat(self._driver.loop)))
         self._driver.receipts.add(ids, receipts)
         waiters = _waiters(kept, receipts, sizes)
-        receipts = kinds.count(RECEIPT_KIND) == many
-        self._driver.accept(outgoing, list(chain.from_iterable(rows)), waiters, receipts)
+        are_receipts = kinds.count(RECEIPT_KIND) == many
+        self._driver.accept(outgoing, list(chain.from_iterable(rows)), waiters, are_receipts)
 
     def _granted(
         self, peers: Sequence[AgentId], attached: Sequence[Sequence[Attachment]]
