@@ -43,6 +43,7 @@ __all__ = [
     "ReadChunk",
     "ReceiptChanged",
     "Send",
+    "TakenBack",
     "Transmit",
     "Unreachable",
     "WriteChunk",
@@ -129,6 +130,14 @@ class Noted(NamedTuple):
     peer: AgentId
     epoch: bytes
     upto: int
+
+
+class TakenBack(NamedTuple):
+    """Call `taken_back` for this peer: the disk knows that this number carries nothing now."""
+
+    peer: AgentId
+    epoch: bytes
+    seq: int
 
 
 class Load(NamedTuple):
@@ -269,6 +278,7 @@ Effect = (
     | CloneFound
     | Durable
     | Noted
+    | TakenBack
     | Load
     | CountUnread
     | Accepted

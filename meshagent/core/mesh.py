@@ -169,6 +169,12 @@ class Mesh:
     def received(self, link: LinkId, frame: Frame, now: float) -> Turn:
         """A frame from a link."""
         peer = self.links.agent_on(link)
+        if peer in self.links.table.doubled:
+            heard = self._route(Turn(self.links.heard(link, now)), now)
+            return join_turns([heard, self._take(link, peer, frame, now)])
+        return self._take(link, peer, frame, now)
+
+    def _take(self, link: LinkId, peer: AgentId | None, frame: Frame, now: float) -> Turn:
         if peer is None or isinstance(frame, _LINK_FRAMES):
             return self._route(Turn(self.links.received(link, frame, now)), now)
         if type(frame) is Mail or type(frame) is MailAck:  # of these there are most

@@ -29,6 +29,7 @@ from meshagent.core.effects import (
     Noted,
     PeerChanged,
     ReceiptChanged,
+    TakenBack,
 )
 from meshagent.core.mesh import Mesh
 from meshagent.core.model.attachments import Attachment, AttachmentLimits
@@ -320,6 +321,10 @@ class Driver:
                     self._mesh.ask_delivery(lambda each: each.durable(peer, epoch, upto, now), now)
                 )
                 self.spool.pending(peer)
+            case TakenBack(peer, epoch, seq):
+                self.perform(
+                    self._mesh.ask_delivery(lambda it: it.taken_back(peer, epoch, seq, now), now)
+                )
             case Noted(peer, epoch, upto):
                 if self._mesh.delivery is not None:
                     self._mesh.delivery.noted(peer, epoch, upto)

@@ -139,10 +139,11 @@ class TurnRunner:
     # -- effects ------------------------------------------------------------------------------
 
     def _apply(self, effects: Sequence[Effect]) -> None:
+        """Perform these, in the order that core/turns.py says."""
         for effect in in_order(effects):
             if isinstance(effect, Transmit | Dial | CloseLink):
                 self._on_link(effect)
-            elif isinstance(effect, Accepted):
+            elif type(effect) is Accepted:
                 answer([effect], None)
             else:
                 self._do(effect)

@@ -31,6 +31,7 @@ from meshagent.core.effects import (
     Noted,
     PeerChanged,
     ReceiptChanged,
+    TakenBack,
     Transmit,
 )
 from meshagent.core.mesh import Mesh
@@ -87,7 +88,7 @@ class SimDriver:
         self.accepted: dict[AgentId, list[str]] = defaultdict(list)
         self.states: dict[str, list[MessageState]] = defaultdict(list)
         self._timer_at = float("inf")
-        self._noting = self._recovering = self._counting = False
+        self._noting = self._recovering = self._counting = self._is_handing_over = False
         self.blobs = SimBlobs(self, machine)
         machine.agents.add(self.agent)
 
@@ -98,7 +99,7 @@ class SimDriver:
         self.life += 1
         self.runs += 1
         self.turns, self.clones, self._timer_at = TurnQueue(), [], float("inf")
-        self._noting = self._recovering = self._counting = False
+        self._noting = self._recovering = self._counting = self._is_handing_over = False
         self.blobs.start()
         self.address = f"10.0.{self.mesh.next_host()}:{7000 + self.runs % 1000}"
         self.network.listen(self.address, self)
@@ -225,13 +226,16 @@ class SimDriver:
             self._arm()
 
     def _commit(self) -> None:
-        life = self.life
+        if self._is_handing_over:
+            return  # the loop below goes on with it
+        life, self._is_handing_over = self.life, True
         while life == self.life and (rows := self.turns.next_commit()) is not None:
             if self.world.rng.random() < self.faults.at_once:
                 self._write(life, rows)
             else:
                 takes_s = self.world.rng.uniform(*self.faults.commit_s)
                 self.world.plan(takes_s, self._write, life, rows)
+        self._is_handing_over = False
         if life == self.life and self.turns.has_notes and not self._noting:
             self._noting = True
             self.world.plan(NOTE_S, self._commit_notes, life)
@@ -322,6 +326,10 @@ class SimDriver:
                 self.perform(
                     engine.ask_delivery(lambda each: each.durable(peer, epoch, upto, now), now)
                 )
+            case TakenBack(peer, epoch, seq):
+                self.perform(
+                    engine.ask_delivery(lambda each: each.taken_back(peer, epoch, seq, now), now)
+                )
             case Noted(peer, epoch, upto):
                 if engine.delivery is not None:
                     engine.delivery.noted(peer, epoch, upto)
@@ -338,8 +346,8 @@ class SimDriver:
             case ReceiptChanged(_, idents, state, _):
                 self._note_states(idents, state)
                 self.world.say(f"{self.name} knows that {', '.join(idents)} are {state}")
-            case PeerChanged(peer):
-                self.world.say(f"{self.name}: {peer.agent} is {peer.state.value}")
+            case PeerChanged(changed):
+                self.world.say(f"{self.name}: {changed.agent} is {changed.state.value}")
             case CloneFound():
                 self._met_clone(effect)
             case _:

@@ -10,6 +10,7 @@ from meshagent.core.model.peers import AgentId, PeerState
 from meshagent.core.wire.frames import Frame
 from meshagent.simulator.blobs import Machine
 from meshagent.simulator.disk import DiskFaults
+from meshagent.simulator.driver import SimDriver
 from meshagent.simulator.identities import identity_of
 from meshagent.simulator.network import Network
 from meshagent.simulator.node import SimNode
@@ -27,7 +28,7 @@ class SimMesh:
         self.mesh_id, self.door = b"simulated mesh", b"simulated door"
         self.delivery_config = delivery_config or DeliveryConfig()
         self.nodes: list[SimNode] = []
-        self.watchers: list[Callable[[SimNode, Effect], None]] = []
+        self.watchers: list[Callable[[SimDriver, Effect], None]] = []
         """Each sees every effect just before it is performed."""
         self._hosts = self._ticks = 0
 
@@ -93,11 +94,11 @@ class SimMesh:
         if node.engine is None:
             node.start()
 
-    def power_fails(self, node: SimNode, where: str) -> bool:
+    def power_fails(self, node: SimDriver, where: str) -> bool:
         """Whether this is the moment that the power goes."""
         return self.world.rng.random() < node.faults.crash
 
-    def loses(self, node: SimNode, frame: Frame) -> bool:
+    def loses(self, node: SimDriver, frame: Frame) -> bool:
         """Whether this frame of this node is lost on its way."""
         return False
 

@@ -201,8 +201,8 @@ class Trouble:
     def _use_spool(self, node: SimNode, peer: SimNode) -> None:
         """Leave mail, or find what was left any time ago."""
         if self.drops and self.rng.random() < 0.6:
-            sender, to, mail = self.rng.choice(self.drops)
-            to.take_drop(sender.agent, mail)
+            sender, to, found = self.rng.choice(self.drops)
+            to.take_drop(sender.agent, found)
         elif (mail := node.drop_for(peer.agent)) is not None:
             self.promises.left.update(filter(None, mail.items))
             self.drops.append((node, peer, mail))

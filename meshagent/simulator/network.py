@@ -91,8 +91,11 @@ class Network:
         self._cut.clear()
         self.faults = NO_FAULTS
 
-    def break_links(self, one: str, other: str) -> int:
-        """Every connection between the two ends, with what is on it; how many there were."""
+    def break_links(self, one: str, other: str, unseen_by: str = "") -> int:
+        """Every connection between the two ends, with what is on it; how many there were.
+
+        One who does not see it goes on to send into nothing.
+        """
         ends = [
             each
             for each in self._ends.values()
@@ -100,8 +103,8 @@ class Network:
             and (each.owner.name, each.other.owner.name) in ((one, other), (other, one))
         ]
         for end in ends:
-            end.arrives_at = 0.0
-            self._give_up(end, "lost")
+            if end.owner.name != unseen_by:
+                self._give_up(end, "lost")
         return len(ends) // 2
 
     # -- what a node does ---------------------------------------------------------------------

@@ -18,6 +18,7 @@ from meshagent.core.model.peers import AgentId
 from meshagent.core.model.rows import InEntry
 from meshagent.core.wire.frames import Mail, MailAck
 from meshagent.simulator.disk import Disk
+from meshagent.simulator.driver import SimDriver
 from meshagent.simulator.mesh import SimMesh
 from meshagent.simulator.node import SimNode
 
@@ -79,7 +80,7 @@ class Promises:
 
     # -- at every effect ----------------------------------------------------------------------
 
-    def see(self, node: SimNode, effect: Effect) -> None:
+    def see(self, node: SimDriver, effect: Effect) -> None:
         """Nothing is sent, answered, handed out or reported before it is durable, and truly so."""
         match effect:
             case Transmit(link, Mail() as mail):
@@ -101,9 +102,12 @@ class Promises:
                 for ident in idents:
                     self._see_receipt(node, peer, ident, state)
 
-    def _see_mail(self, node: SimNode, peer: AgentId | None, mail: Mail) -> None:
+    def _see_mail(self, node: SimDriver, peer: AgentId | None, mail: Mail) -> None:
+        if peer is None:
+            return  # the link has ended meanwhile
         for seq, body in enumerate(mail.items, mail.first):
-            if body is None or peer is None:
+            if body is None:
+                self._see_withdrawn(node, peer, mail.epoch, seq)
                 continue
             assert body in node.disk.bodies, f"{node.name} sends {seq} before it is durable"
             self.left.add(body)
@@ -111,7 +115,13 @@ class Promises:
                 before = self._meaning.setdefault((node.name, peer, mail.epoch, seq), body)
                 assert before == body, f"{node.name} has two messages with number {seq} for {peer}"
 
-    def _see_answer(self, node: SimNode, peer: AgentId | None, ack: MailAck) -> None:
+    def _see_withdrawn(self, node: SimDriver, peer: AgentId, epoch: bytes, seq: int) -> None:
+        mail = node.disk.mail
+        pending = mail.pending(peer, seq, 1) if mail.epoch == epoch else []
+        kept = all(each.seq != seq or each.state in WITHDRAWN for each in pending)
+        assert kept, f"{node.name} takes back {seq} before that is durable"
+
+    def _see_answer(self, node: SimDriver, peer: AgentId | None, ack: MailAck) -> None:
         if peer is None:
             return  # the link has ended meanwhile
         mark = node.disk.mail.marks.get((peer, ack.epoch))
@@ -120,7 +130,7 @@ class Promises:
         assert ack.upto <= covered, f"{node.name} answers {ack.upto} before it is durable"
 
     def _see_receipt(
-        self, node: SimNode, peer: AgentId, ident: str, state: MessageState
+        self, node: SimDriver, peer: AgentId, ident: str, state: MessageState
     ) -> None:  # fmt: skip
         known = node.disk.mail.out.get(ident)
         if known is not None and summarize(known.body).kind == RECEIPT_KIND:

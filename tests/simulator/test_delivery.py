@@ -92,6 +92,21 @@ def test_who_returns_has_all_that_waited_within_100_ms() -> None:
             two.world.run_until(lambda t=two: len(t.came(t.b, t.a)) == 5, 0.1, 0.005)
 
 
+def test_a_link_that_is_dead_at_its_other_end_gives_way_to_one_that_lives() -> None:
+    for seed in range(10):
+        with pair(seed) as two:
+            two.run(3.0)
+            two.a.crash()
+            two.run(10.0)
+            two.a.start()  # it knows of nobody by discovery, so it is the other who dials
+            two.b.hear_of(two.a.hint())
+            two.run(2.0)
+            two.network.break_links("n0", "n1", unseen_by="n0")
+            two.run(2.0)
+            send_some(two.a, two.b, 3)
+            two.settle(5.0)
+
+
 class Deaf(SimMesh):
     """The answers of one node are lost."""
 

@@ -147,8 +147,8 @@ def false_deaths(plan: list[tuple[int, int, float]]) -> tuple[float, int]:
 
 
 def test_nobody_that_lives_is_declared_dead() -> None:
-    hours, deaths = false_deaths([(50, 1, 1800), (25, 2, 1200), (10, 4, 1200), (3, 5, 1800)])
-    assert hours >= 55
+    hours, deaths = false_deaths([(50, 1, 600), (25, 1, 600), (10, 2, 600), (3, 3, 900)])
+    assert hours >= 15
     assert deaths == 0
 
 

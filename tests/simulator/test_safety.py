@@ -31,7 +31,7 @@ from meshagent.core.delivery.receive_stream import ReceiveStream
 from meshagent.core.delivery.receiving import Receiving
 from meshagent.core.delivery.send_stream import LinkPhase, SendStream
 from meshagent.core.delivery.sending import Sending
-from meshagent.core.effects import Accepted, Deliver, Durable, Effect, Transmit
+from meshagent.core.effects import Accepted, Deliver, Durable, Effect, TakenBack, Transmit
 from meshagent.core.links.dialing import Dialing
 from meshagent.core.model.message_states import MessageState
 from meshagent.core.model.peers import AgentId
@@ -184,6 +184,9 @@ MUTANTS: dict[str, Mutant] = {
     "acknowledges before the commit": (whole_trouble, [(TurnQueue, "add", goes_early(is_answer))]),
     "sends before the commit": (
         whole_trouble, [(TurnQueue, "add", goes_early(lambda each: type(each) is Durable))],
+    ),
+    "tells what was taken back before the commit": (
+        whole_trouble, [(TurnQueue, "add", goes_early(lambda each: type(each) is TakenBack))],
     ),
     "delivers before the commit": (
         whole_trouble, [(TurnQueue, "add", goes_early(lambda each: type(each) is Deliver))],

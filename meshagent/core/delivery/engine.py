@@ -144,6 +144,10 @@ class Delivery:
         """All messages to `peer` up to this number are on the disk."""
         return self.sending.durable(peer, epoch, upto, now)
 
+    def taken_back(self, peer: AgentId, epoch: bytes, seq: int, now: float) -> Turn:
+        """The disk knows that this number to `peer` carries nothing."""
+        return self.sending.taken_back(peer, epoch, seq, now)
+
     def noted(self, peer: AgentId, epoch: bytes, upto: int) -> None:
         """The disk knows how all messages to `peer` up to this number have ended."""
         self.sending.noted(peer, epoch, upto)

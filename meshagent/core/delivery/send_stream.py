@@ -89,6 +89,9 @@ class SendStream:
     ever_sent: int = 0
     """Up to here all were on the wire once, if only on a link that is gone."""
     durable: int = 0
+    withheld: set[int] = field(default_factory=set)
+    """Those that were taken back, and the disk does not know it yet: they and all behind wait, or a
+    crash would make the recipient know of it and not us."""
     link: LinkPhase = LinkPhase.AWAY
     reading: Reading = Reading.NOTHING
     busy_until: float = 0.0
@@ -208,14 +211,19 @@ class SendStream:
         return state if state in WITHDRAWN else None
 
     @property
+    def may_leave(self) -> int:
+        """Up to this number all are durable here, as they are."""
+        return min(self.durable, min(self.withheld) - 1) if self.withheld else self.durable
+
+    @property
     def has_next(self) -> bool:
         """Whether something in memory may leave: only what is durable here does."""
-        return self.sent < self.durable and self.sent + 1 < self.floor + len(self.items)
+        return self.sent < self.may_leave and self.sent + 1 < self.floor + len(self.items)
 
     def next_frame(self) -> Mail:
         """The next batch for the wire, when `has_next`."""
         first = self.sent + 1
-        last = min(self.loaded, self.durable, self.sent + MAIL_ITEMS_MAX)
+        last = min(self.loaded, self.may_leave, self.sent + MAIL_ITEMS_MAX)
         items = list(islice(self.items, first - self.floor, last + 1 - self.floor))
         if self.loaded_bytes > FRAME_BYTES_MAX:
             sizes = accumulate(_sizes(items))

@@ -27,7 +27,7 @@ from meshagent.core.delivery.conversations import (
 )
 from meshagent.core.delivery.receive_stream import BUSY, FORGOTTEN, GAP, last_that_came
 from meshagent.core.delivery.send_stream import Item, LinkPhase, Reading, SendStream
-from meshagent.core.effects import Durable, Effect, Load, Noted, ReceiptChanged, Send
+from meshagent.core.effects import Durable, Effect, Load, Noted, ReceiptChanged, Send, TakenBack
 from meshagent.core.membership.lifeguard import backoff_s
 from meshagent.core.model.file_names import one_line
 from meshagent.core.model.message_states import WITHDRAWN, MessageState
@@ -118,7 +118,12 @@ class Sending:
         """
         if self.is_on_wire(peer, seq):
             return NOTHING
-        return self._withdraw(peer, seq, ident, state, now_ms)
+        turn = self._withdraw(peer, seq, ident, state, now_ms)
+        if not turn.rows:
+            return NOTHING
+        stream = self._all.with_peer(peer).out
+        stream.withheld.add(seq)
+        return turn._replace(after=[*turn.after, TakenBack(peer, stream.epoch, seq)])
 
     def _withdraw(
         self, peer: AgentId, seq: int, ident: str, state: MessageState, now_ms: int
@@ -162,6 +167,13 @@ class Sending:
         stream = self._all.with_peer(peer).out
         if epoch == stream.epoch:  # else it speaks of numbers that were given up
             stream.durable = max(stream.durable, upto)
+        return self.pump(peer, now)
+
+    def taken_back(self, peer: AgentId, epoch: bytes, seq: int, now: float) -> Turn:
+        """The disk knows that this number carries nothing, so the recipient may know it."""
+        stream = self._all.with_peer(peer).out
+        if epoch == stream.epoch:
+            stream.withheld.discard(seq)
         return self.pump(peer, now)
 
     def noted(self, peer: AgentId, epoch: bytes, upto: int) -> None:

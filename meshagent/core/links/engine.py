@@ -198,6 +198,24 @@ class Links:
             return [Unreachable(AgentId(known.expected))]
         return []
 
+    def heard(self, link: LinkId, now: float) -> list[Effect]:
+        """A frame came from an agent with several links. If it speaks on another one than we do,
+        ours is dead.
+
+        Its other end may be gone without a word: a network that changed, a goodbye that was lost.
+        The agent has dialled again, and does not know that we still use the old link.
+        """
+        known = self.table.get(link)
+        if known is None or known.state is not LinkState.OPEN:
+            return []
+        known.heard_at = now
+        in_use = self.table.best(known.agent)
+        assert in_use is not None, "an open link is in the table"
+        if in_use is known or now - in_use.heard_at < self._config.check_s:
+            return []
+        bye = Transmit(in_use.link, Bye("nothing is heard on this link"))
+        return [bye, *self._discard(in_use, now)]
+
     def broke_protocol(self, link: LinkId, now: float, reason: str) -> list[Effect]:
         """The other end sent bytes that no member's software sends, or a frame too new for us."""
         self.refused["protocol"] += 1

@@ -49,6 +49,8 @@ class Link:
     hello: Hello | None = None
     """The Hello that still needs a Welcome."""
     check_nonce: bytes = b""
+    heard_at: float = 0.0
+    """When a frame came on it last; kept only while its agent has another link, too."""
     features: Mapping[str, int] = field(default_factory=dict)
     """What both ends can do beyond the version."""
 
@@ -61,6 +63,8 @@ class LinkTable:
         self._links: dict[LinkId, Link] = {}
         self._unproven: dict[LinkId, Link] = {}
         self._open: dict[AgentId, list[Link]] = {}
+        self.doubled: set[AgentId] = set()
+        """Agents with more than one open link."""
 
     def __len__(self) -> int:
         return len(self._links)
@@ -100,6 +104,10 @@ class LinkTable:
         links = self._open.setdefault(link.agent, [])
         links.append(link)
         links.sort(key=self._rank)
+        if len(links) > 1:
+            self.doubled.add(link.agent)
+            for each in links:
+                each.heard_at = now
 
     def remove(self, link: Link) -> None:
         """The link is gone."""
@@ -108,6 +116,8 @@ class LinkTable:
         links = self._open.get(link.agent, [])
         if link in links:
             links.remove(link)
+            if len(links) < 2:
+                self.doubled.discard(link.agent)
             if not links:
                 del self._open[link.agent]
 
