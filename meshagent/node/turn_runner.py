@@ -107,7 +107,12 @@ class TurnRunner:
             answer(effects, None)  # the node ends, and nothing more comes of it
             return
         try:
-            self._apply(effects)
+            # All that rests on this commit comes before anything that rests on the next.
+            before, self._is_handing_over = self._is_handing_over, True
+            try:
+                self._apply(effects)
+            finally:
+                self._is_handing_over = before
             self._commit()
         except (KeyboardInterrupt, SystemExit):
             answer(effects, StorageError("This was interrupted: it is kept.", hint=_SEE_OUTBOX))
