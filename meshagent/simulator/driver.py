@@ -260,9 +260,13 @@ class SimDriver:
                 if type(effect) is Accepted:
                     effect.who.then(False)
             self._suspend()
-        elif self._apply(self.turns.committed()):
-            self._commit()
-            self._arm()
+        else:
+            before, self._is_handing_over = self._is_handing_over, True
+            runs = self._apply(self.turns.committed())
+            self._is_handing_over = before
+            if runs:
+                self._commit()
+                self._arm()
 
     def _apply(self, effects: Sequence[Effect]) -> bool:
         """Perform these; False when the machine fails meanwhile."""

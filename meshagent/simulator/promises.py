@@ -12,7 +12,13 @@ from itertools import pairwise
 from meshagent.core.delivery.receive_stream import FORGOTTEN
 from meshagent.core.effects import Accepted, Deliver, Effect, ReceiptChanged, Transmit
 from meshagent.core.model.body_summary import summarize
-from meshagent.core.model.message_states import PROGRESS, WITHDRAWN, InboxState, MessageState
+from meshagent.core.model.message_states import (
+    PROGRESS,
+    WAITING,
+    WITHDRAWN,
+    InboxState,
+    MessageState,
+)
 from meshagent.core.model.messages import RECEIPT_KIND
 from meshagent.core.model.peers import AgentId
 from meshagent.core.model.rows import InEntry
@@ -118,7 +124,7 @@ class Promises:
     def _see_withdrawn(self, node: SimDriver, peer: AgentId, epoch: bytes, seq: int) -> None:
         mail = node.disk.mail
         pending = mail.pending(peer, seq, 1) if mail.epoch == epoch else []
-        kept = all(each.seq != seq or each.state in WITHDRAWN for each in pending)
+        kept = all(each.seq != seq or each.state not in WAITING for each in pending)
         assert kept, f"{node.name} takes back {seq} before that is durable"
 
     def _see_answer(self, node: SimDriver, peer: AgentId | None, ack: MailAck) -> None:
@@ -190,7 +196,9 @@ class Promises:
         for out in outbox:
             if out.state in WITHDRAWN and out.body not in self.left:
                 self.taken_back.add(out.body)
-            ended = out.settled and out.state != MessageState.SENT
+            # Of one with files that was taken back too late, its recipient has still to speak.
+            open_states = WITHDRAWN | {MessageState.SENT} if out.attached else {MessageState.SENT}
+            ended = out.settled and out.state not in open_states
             if ended and summarize(out.body).kind != RECEIPT_KIND:
                 self._check_end(node, out.id, MessageState(out.state), epochs.get(out.id))
 

@@ -55,6 +55,12 @@ class Desk:
             turns.append(self.engine.durable(PEER, self.epoch, len(self.messages), now))
         return join_turns(turns)
 
+    def take_back(self, seq: int, state: MessageState = MessageState.CANCELLED) -> Turn:
+        """What comes of taking a message back; the disk knows it at once."""
+        turn = self.engine.withdraw(PEER, seq, f"m{seq}", state, NOW_MS)
+        then = self.engine.taken_back(PEER, self.epoch, seq, 0.0)
+        return join_turns([turn, then])
+
     @property
     def epoch(self) -> bytes:
         """The one that our numbers are of."""

@@ -98,7 +98,7 @@ def test_what_waits_is_counted_by_how_far_it_has_come() -> None:
     desk = Desk(taken=((PEER, "large"),))
     desk.write(3)
     assert desk.engine.outbox_counts() == {"queued": 3, "sent": 1}
-    desk.engine.withdraw(PEER, 2, "m2", MessageState.CANCELLED, NOW_MS)
+    desk.take_back(2)
     assert desk.engine.outbox_counts() == {"queued": 2, "sent": 1}
     desk.link()
     desk.engine.loaded(PEER, [desk.entry(n) for n in (1, 2, 3)], 0.0, NOW_MS)
