@@ -119,20 +119,21 @@ class SimDriver:
             self.hear_of(hint)
 
     def crash(self, *, silently: bool = False) -> None:
-        """The process ends in the middle of everything; `silently` takes the machine along.
-
-        What was said of a message and not kept is forgotten with it: only what was noted.
-        """
-        kept = self.disk.mail.states()
-        for ident, said in self.states.items():
-            known = PROGRESS[kept.get(ident, MessageState.QUEUED)]
-            while said and said[-1] is not MessageState.SENT and PROGRESS[said[-1]] > known:
-                said.pop()
+        """The process ends in the middle of everything; `silently` takes the machine along."""
+        self._forget_notes()
         self.world.say(f"{self.name} crashes{' silently' if silently else ''}")
         self.life += 1
         self.engine = None
         self.blobs.crash()
         self.network.vanish(self, silently=silently)
+
+    def _forget_notes(self) -> None:
+        """What was said of messages and only noted is forgotten: it will be said again."""
+        kept = self.disk.mail.states()
+        for ident, said in self.states.items():
+            known = PROGRESS[kept.get(ident, MessageState.QUEUED)]
+            while said and said[-1] is not MessageState.SENT and PROGRESS[said[-1]] > known:
+                said.pop()
 
     def leave(self) -> None:
         """The process says goodbye and ends."""
@@ -291,6 +292,7 @@ class SimDriver:
     def _suspend(self) -> None:
         """As node/recovery.py: nothing is kept until the disk is well."""
         assert self.engine is not None
+        self._forget_notes()
         self.engine.deliver_with(None, self.world.now)
         if not self._recovering:
             self._recovering = True
