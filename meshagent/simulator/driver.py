@@ -55,6 +55,7 @@ __all__ = ["Asked", "SimDriver"]
 DAY_ZERO_MS = 1_700_000_000_000  # when the world begins: clocks can jump back from there
 NOTE_S = 0.05  # as node/turn_runner.py
 RECOVER_S = 2.0  # as node/recovery.py
+_ON_ITS_WAY = frozenset({MessageState.SENT, MessageState.DELIVERED})
 _SAID_LATER = frozenset({MessageState.SEEN, MessageState.DONE})
 COUNT_S = 1.0  # as node/housekeeping.py
 
@@ -119,20 +120,21 @@ class SimDriver:
             self.hear_of(hint)
 
     def crash(self, *, silently: bool = False) -> None:
-        """The process ends in the middle of everything; `silently` takes the machine along.
-
-        What was said of a message and not kept is forgotten with it: only what was noted.
-        """
-        kept = self.disk.mail.states()
-        for ident, said in self.states.items():
-            known = PROGRESS[kept.get(ident, MessageState.QUEUED)]
-            while said and said[-1] is not MessageState.SENT and PROGRESS[said[-1]] > known:
-                said.pop()
+        """The process ends in the middle of everything; `silently` takes the machine along."""
+        self._forget_notes()
         self.world.say(f"{self.name} crashes{' silently' if silently else ''}")
         self.life += 1
         self.engine = None
         self.blobs.crash()
         self.network.vanish(self, silently=silently)
+
+    def _forget_notes(self) -> None:
+        """What was said of messages and only noted is forgotten: it will be said again."""
+        kept = self.disk.mail.states()
+        for ident, said in self.states.items():
+            known = PROGRESS[kept.get(ident, MessageState.QUEUED)]
+            while said and said[-1] is not MessageState.SENT and PROGRESS[said[-1]] > known:
+                said.pop()
 
     def leave(self) -> None:
         """The process says goodbye and ends."""
@@ -291,6 +293,7 @@ class SimDriver:
     def _suspend(self) -> None:
         """As node/recovery.py: nothing is kept until the disk is well."""
         assert self.engine is not None
+        self._forget_notes()
         self.engine.deliver_with(None, self.world.now)
         if not self._recovering:
             self._recovering = True
@@ -358,11 +361,16 @@ class SimDriver:
                 self.blobs.perform(effect)
 
     def _note_states(self, idents: Sequence[str], state: MessageState) -> None:
-        """As node/received.py: what a recipient says of itself counts for more than its answer,
-        which may come later on a link that loses the order, or speak of another epoch."""
+        """As node/received.py: what a recipient says of itself counts for more than its answer.
+
+        The answer may come later, on a link that loses the order or after a file in the spool, or
+        speak of another epoch. An end that contradicts another is noted, for others to judge.
+        """
         for ident in idents:
             said = self.states[ident]
-            if not said or said[-1] not in _SAID_LATER or PROGRESS[state] > PROGRESS[said[-1]]:
+            is_less = bool(said) and PROGRESS[state] < PROGRESS[said[-1]]
+            is_late = state in _ON_ITS_WAY or (bool(said) and said[-1] in _SAID_LATER)
+            if not (is_less and is_late):
                 said.append(state)
 
     def _met_clone(self, found: CloneFound) -> None:
