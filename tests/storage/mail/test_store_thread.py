@@ -119,6 +119,28 @@ def test_a_commit_that_stalls_leaves_the_loop_free(
 
 
 @pytest.mark.usefixtures("quick")
+def test_the_loop_waits_for_no_commit_that_has_others_before_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[MeshError | None] = []
+
+    async def script(store: SqliteStore) -> None:
+        await store.commit([out(1)])
+        await apart()
+        gate = Gate(monkeypatch)
+        first = asyncio.ensure_future(store.commit([out(2)]))
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        store.begin([out(3)], told.append)
+        assert time.monotonic() - began < LONG_S / 4
+        gate.open.set()
+        await first
+        await heard(told, 1)
+
+    live(SqliteStore(path), script)
+
+
+@pytest.mark.usefixtures("quick")
 def test_only_its_own_thread_touches_the_files(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     users: set[int] = set()
     for kind, name in ((Database, "write"), (Database, "fold"), (Database, "connected")):
