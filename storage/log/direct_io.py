@@ -13,11 +13,11 @@ import mmap
 import os
 from pathlib import Path
 
-__all__ = ["BLOCK_BYTES", "BUFFER_BYTES_MAX", "DirectWriter", "open_direct"]
+__all__ = ["BLOCK_BYTES", "BUFFER_BYTES", "DirectWriter", "open_direct"]
 
 BLOCK_BYTES = 4096  # what no disk and no filesystem of today finds too small
-BUFFER_BYTES = 64 * 1024  # at first, some hundred short messages; then twice the longest
-BUFFER_BYTES_MAX = 2 * 1024 * 1024  # 256 messages of 4 KiB, and more: what is longer goes otherwise
+BUFFER_BYTES = 2 * 1024 * 1024  # 256 messages of 4 KiB, and more: what is longer goes otherwise.
+# The system gives the memory when it is first used, so that short commits take little of it.
 _ZEROS = bytes(BLOCK_BYTES)
 _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
 
@@ -53,10 +53,8 @@ class DirectWriter:
         before = at % BLOCK_BYTES
         end = before + len(data)
         size = end + -end % BLOCK_BYTES
-        if at - before + size > room or size > BUFFER_BYTES_MAX:
+        if at - before + size > room or size > BUFFER_BYTES:
             return False
-        if size > len(self._buffer):
-            self._grow(size)
         buffer = self._buffer
         try:
             if before and at != known:
@@ -77,8 +75,3 @@ class DirectWriter:
     def close(self) -> None:
         """Let go of the file."""
         os.close(self._file)
-
-    def _grow(self, size: int) -> None:
-        buffer = memoryview(mmap.mmap(-1, min(2 * size, BUFFER_BYTES_MAX)))
-        buffer[:BLOCK_BYTES] = self._buffer[:BLOCK_BYTES]
-        self._buffer = buffer

@@ -13,12 +13,12 @@ import pytest
 from meshagent.storage.log.direct_io import (
     BLOCK_BYTES,
     BUFFER_BYTES,
-    BUFFER_BYTES_MAX,
     DirectWriter,
     open_direct,
 )
 
 FILE_BYTES = 96 * BLOCK_BYTES
+LONG_BYTES = 64 * 1024
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ def test_what_was_appended_is_there_and_all_before_it_is_as_it_was(
     rng = random.Random(7)
     for _ in range(20):
         at, model = rng.choice([0, 5, BLOCK_BYTES, 3 * BLOCK_BYTES - 1]), path.read_bytes()
-        while at < FILE_BYTES - 2 * BUFFER_BYTES:
+        while at < FILE_BYTES - 2 * LONG_BYTES:
             size = rng.choice(
-                [1, 400, BLOCK_BYTES - at % BLOCK_BYTES, BLOCK_BYTES, 9_000, BUFFER_BYTES]
+                [1, 400, BLOCK_BYTES - at % BLOCK_BYTES, BLOCK_BYTES, 9_000, LONG_BYTES]
             )
             data = rng.randbytes(size)
             if rng.random() < 0.2:
@@ -115,12 +115,11 @@ def test_what_can_not_be_written_so_is_left_to_others(
 def test_what_would_take_too_much_memory_is_left_to_others(
     path: Path, writer: DirectWriter
 ) -> None:
-    longest, room = bytes(BUFFER_BYTES_MAX - BLOCK_BYTES), 2 * BUFFER_BYTES_MAX
+    longest, room = bytes(BUFFER_BYTES - BLOCK_BYTES), 2 * BUFFER_BYTES
     path.write_bytes(bytes(room))
     assert writer.append(b"first", 0, room)
     assert writer.append(longest, 5, room)
-    assert not writer.append(bytes(BUFFER_BYTES_MAX + 1), 5 + len(longest), room)
-    assert len(writer._buffer) == BUFFER_BYTES_MAX
+    assert not writer.append(bytes(BUFFER_BYTES + 1), 5 + len(longest), room)
     assert path.read_bytes()[:6] == b"first\0"
     writer.close()
 

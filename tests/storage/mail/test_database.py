@@ -196,6 +196,15 @@ def test_numbers_go_on_behind_a_new_epoch_that_is_not_folded_yet(
     database.close()
 
 
+def test_a_commit_may_give_numbers_on_both_sides_of_a_new_epoch(database: Database) -> None:
+    database.write([*outs(4), Delivered(PEER, 1, 2, 5)])
+    database.write([out(5), NewEpoch(b"epoch--2"), out(4, "n")])
+    assert database.pending(PEER, 5, 9) == [], "the number that b5 had"
+    found = [(entry.seq, entry.id) for entry in database.pending(PEER, 1, 9)]
+    assert found == [(1, "b3"), (2, "b4"), (3, "b5"), (4, "n")]
+    database.close()
+
+
 def test_nothing_is_written_into_a_trial(database: Database) -> None:
     database.write([out(1)])
     with database.trial(), pytest.raises(StorageError, match="takes nothing now"):

@@ -18,8 +18,8 @@ from storage.mail.mail_rows import PEER, copy_files, live, out, outs
 from meshagent.core.model.rows import Row
 from meshagent.errors import LimitReached, MeshError
 from meshagent.storage.log import commit_log as log_module
-from meshagent.storage.log import wait_policy as policy_module
 from meshagent.storage.log.commit_log import CommitLog
+from meshagent.storage.log.wait_policy import WaitPolicy
 from meshagent.storage.mail import store_thread as thread_module
 from meshagent.storage.mail.backup import Snapshot, restore_database
 from meshagent.storage.mail.database import Database
@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is quick, whatever this machine's is: the loop waits for every lone commit."""
-    monkeypatch.setattr(policy_module, "QUICK_S", 60.0)
+    monkeypatch.setattr(WaitPolicy, "allows", lambda policy, now: True)
     monkeypatch.setattr(thread_module, "WAIT_S", LONG_S)
 
 
@@ -63,22 +63,15 @@ async def heard(told: list[Any], count: int) -> None:
             await asyncio.sleep(0)
 
 
-async def apart() -> None:
-    """Longer than any commit took: the next one is alone."""
-    await asyncio.sleep(0.05)
-
-
 @pytest.mark.usefixtures("quick")
 def test_a_lone_commit_is_told_and_durable_before_begin_returns(path: Path) -> None:
     copy, told = path.with_name("copy.db"), list[MeshError | None]()
 
     async def script(store: SqliteStore) -> None:
         await store.commit([out(1)])
-        await apart()
         store.begin([out(2)], told.append)
         assert told == [None]
         copy_files(path, copy)
-        await apart()
         store.begin([out(9)], told.append)
         assert isinstance(told[1], MeshError), "also why it failed"
 
@@ -94,12 +87,11 @@ def test_a_lone_commit_is_told_and_durable_before_begin_returns(path: Path) -> N
 def test_a_commit_that_stalls_leaves_the_loop_free(
     path: Path, stalls: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_module, "QUICK_S", 60.0)
+    monkeypatch.setattr(WaitPolicy, "allows", lambda policy, now: True)
     told: list[MeshError | None] = []
 
     async def script(store: SqliteStore) -> None:
         await store.commit([out(1)])
-        await apart()
         gate = Gate(monkeypatch)
         began = time.monotonic()
         for number in (2, 3) if stalls == "one in a crowd" else (2,):
@@ -119,6 +111,27 @@ def test_a_commit_that_stalls_leaves_the_loop_free(
 
 
 @pytest.mark.usefixtures("quick")
+def test_the_loop_waits_for_no_commit_that_has_others_before_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[MeshError | None] = []
+
+    async def script(store: SqliteStore) -> None:
+        await store.commit([out(1)])
+        gate = Gate(monkeypatch)
+        first = asyncio.ensure_future(store.commit([out(2)]))
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        store.begin([out(3)], told.append)
+        assert time.monotonic() - began < LONG_S / 4
+        gate.open.set()
+        await first
+        await heard(told, 1)
+
+    live(SqliteStore(path), script)
+
+
+@pytest.mark.usefixtures("quick")
 def test_only_its_own_thread_touches_the_files(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     users: set[int] = set()
     for kind, name in ((Database, "write"), (Database, "fold"), (Database, "connected")):
@@ -133,8 +146,7 @@ def test_only_its_own_thread_touches_the_files(path: Path, monkeypatch: pytest.M
     async def script(store: SqliteStore) -> None:
         for row in outs(5):
             store.begin([row], lambda error: None)
-            await apart()
-        await store.outbox(9)
+            await store.outbox(9)
         await store.log(9, search="x")
 
     live(SqliteStore(path), script)
@@ -147,8 +159,7 @@ def test_whoever_is_first_every_commit_is_told_once_and_in_order(
     path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait runs out just when the commit is made, or just not."""
-    monkeypatch.setattr(policy_module, "QUICK_S", 60.0)
-    monkeypatch.setattr(policy_module, "WAIT_S", 0.0)  # one that ran out changes nothing
+    monkeypatch.setattr(WaitPolicy, "allows", lambda policy, now: True)
     monkeypatch.setattr(thread_module, "WAIT_S", 0.0002)
     rng, told, within, real = random.Random(seed), list[int](), [0], Database.write
 
@@ -190,7 +201,6 @@ def test_an_interrupt_while_the_loop_waits_loses_nobody(
 
     async def script(store: SqliteStore) -> None:
         await store.commit([out(1)])
-        await apart()
         gate = Gate(monkeypatch)
         main = threading.get_ident()
 
@@ -226,7 +236,6 @@ def test_a_burst_shares_its_syncs(path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     async def script(store: SqliteStore) -> None:
         await store.commit([out(1)])
-        await apart()
         gate = Gate(monkeypatch)
         for number in range(2, 102):
             store.begin([out(number)], told.append)
