@@ -43,6 +43,7 @@ from meshagent.core.turns import Turn
 from meshagent.errors import CloneRunning, MeshError, UsageError
 from meshagent.node.blobs import BlobTransfers
 from meshagent.node.changes import ChangeFeed
+from meshagent.node.damage_watch import DamageWatch
 from meshagent.node.housekeeping import Housekeeping
 from meshagent.node.received import ReceiptBook
 from meshagent.node.recovery import Recovery
@@ -114,6 +115,7 @@ class Driver:
         )  # fmt: skip
         self.recovery = Recovery(self, free_bytes)
         self.housekeeping = Housekeeping(self)
+        self.damage = DamageWatch(self)
         self.views = NodeViews(self)
         self._run = ""
         self._mesh: Mesh | None = None
@@ -140,6 +142,7 @@ class Driver:
         run = await self.store.next_run()
         remembered = list(await self.store.peers())
         delivery = await self.recovery.engine_from_disk()
+        await self.damage.look()
         self.inbox_start = await self.store.newest()
         self._started.append(self.transport.close)
         self.addresses = await self._listen(listen, ports)
