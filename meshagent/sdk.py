@@ -19,6 +19,7 @@ from meshagent.errors import UsageError
 from meshagent.node.blobs import Attachable
 from meshagent.node.changes import Event
 from meshagent.node.received import Receipt, ReceivedAttachment, ReceivedMessage
+from meshagent.node.views import damage_view
 
 if TYPE_CHECKING:
     from meshagent.node.mailbox import Mailbox
@@ -66,10 +67,13 @@ class Node:
         ]
 
     async def events(self) -> AsyncIterator[Event]:
-        """First one event for each peer known now, then every change, until the node ends."""
+        """First one event for each peer known now, and for each damage found since the start; then
+        every change, until the node ends."""
         with self._driver.changes.subscribe(self._driver.views.events) as events:
             for peer in self._driver.views.peers():
                 yield Event("peer", peer)
+            for damage in tuple(self._driver.damage.found):
+                yield Event("damage", damage_view(damage))
             async for event in events:
                 yield event
 

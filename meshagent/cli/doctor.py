@@ -43,6 +43,8 @@ def command(common: Common, peer: str | None, listen: str | None, files: bool) -
     PEER (an id, a prefix, a name, or host:port) is explained in particular. Nothing is changed,
     but for a damaged attachment that --files finds: that one is set aside, and can be fetched anew.
 
+    The exit code is 1 when there is a problem.
+
     Example:  meshagent doctor backend
     """
     from meshagent.diagnosis.examination import examine
@@ -53,7 +55,13 @@ def command(common: Common, peer: str | None, listen: str | None, files: bool) -
         findings = examine(Path.cwd(), os.environ, chosen, listen, peer, common.agent, watch)
     if common.json:
         print_json([each.view() for each in findings])
-        return
+    else:
+        _print_report(common, findings)
+    if any(each.state == "problem" for each in findings):
+        raise click.exceptions.Exit(1)
+
+
+def _print_report(common: Common, findings: Sequence[Finding]) -> None:
     problems = [each for each in findings if each.state == "problem"]
     shown = [each for each in findings if common.verbose or not each.detail]
     _print_findings(problems if common.quiet else shown)

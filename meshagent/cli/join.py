@@ -105,7 +105,9 @@ async def _run(
 
 async def _show(node: Any, view: Any) -> None:
     """Until the node ends, or nobody can be shown anything: who reads us has gone."""
-    with node.driver.changes.subscribe(node.driver.views.events, ("peer", "clone")) as events:
+    with node.driver.changes.subscribe(
+        node.driver.views.events, ("peer", "clone", "damage")
+    ) as events:
         work = (view.run(events), view.mail(node.driver.inbox_start), node.driver.wait())
         tasks = [asyncio.create_task(each) for each in work]
         try:

@@ -24,6 +24,8 @@ from meshagent.cli.output import (
     sort_peers,
 )
 from meshagent.node.changes import Event, Subscription
+from meshagent.node.damage_watch import damage_text
+from meshagent.node.views import damage_view
 from meshagent.node.wiring import RunningNode
 
 __all__ = ["choose_view"]
@@ -57,10 +59,16 @@ class LineView:
     async def run(self, events: Subscription) -> None:
         """Show who we are and who is here, then what happens, until cancelled."""
         self.joined()
-        for peer in self.driver.views.peers():
-            self.peer(peer)
+        self.snapshot()
         async for event in events:
             self.event(event)
+
+    def snapshot(self) -> None:
+        """What there is to be shown before anything happens."""
+        for peer in self.driver.views.peers():
+            self.peer(peer)
+        for damage in tuple(self.driver.damage.found):
+            self.damage(damage_view(damage))
 
     async def mail(self, after: int) -> None:
         """Show each message beyond this position as it comes."""
@@ -81,6 +89,8 @@ class LineView:
         elif event.kind == "lagged":
             for peer in self.driver.views.peers():
                 self.peer(peer)
+        elif event.kind == "damage":
+            self.damage(event.data)
         elif event.kind == "clone" and not event.data["stop"]:
             self.say(f"A copy of this agent tried to join ({event.data['where']}); it was refused.")
 
@@ -98,6 +108,10 @@ class LineView:
         self.shown[peer["agent"]] = f"{peer['state']} {peer['presence']} {peer['status']}"
         if line:
             self.say(line)
+
+    def damage(self, damage: dict[str, str]) -> None:
+        """Something was damaged on disk."""
+        self.say(f"Damage: {damage_text(damage)}. Run: meshagent doctor")
 
     def say(self, line: str) -> None:
         """A line of what just happened."""
@@ -134,6 +148,9 @@ class JsonView(LineView):
     def peer(self, peer: dict[str, Any]) -> None:
         print_json({"event": "peer", **peer})
 
+    def damage(self, damage: dict[str, str]) -> None:
+        print_json({"event": "damage", **damage})
+
     def message(self, message: dict[str, Any]) -> None:
         print_json({"event": "message", **message})
 
@@ -158,8 +175,7 @@ class LiveView(LineView):
         self.joined()
         ticker = asyncio.create_task(self._tick())
         try:
-            for peer in self.driver.views.peers():
-                self.peer(peer)
+            self.snapshot()
             self._draw()
             async for event in events:
                 self.event(event)

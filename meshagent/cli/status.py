@@ -52,4 +52,8 @@ def _lines(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("running", f"{duration(status['uptime_s'])} (pid {status['pid']})"),
         ("refused", refused or "nobody"),
     ]
-    return lines + [("trouble", each) for each in trouble]
+    lines += [("trouble", each) for each in trouble]
+    if count := len(status["damage"]):
+        things = "thing was" if count == 1 else "things were"
+        lines.append(("damage", f"{count} {things} damaged on disk. Run: meshagent doctor"))
+    return lines

@@ -106,9 +106,11 @@ class Discovery(Protocol):
 class Damage:
     """Something that a store could not read as it was written, and has set aside.
 
-    Fields that can't be known are empty.
+    Texts that can't be known are empty.
     """
 
+    number: int
+    """Larger than that of all that was set aside before."""
     origin: str
     """The table, or `log` for a commit."""
     peer: str
@@ -213,6 +215,10 @@ class MailQueries(Protocol):
 
 class StoreUpkeep(Protocol):
     """What keeps a store small, copied and honest about its state."""
+
+    @property
+    def damage_found(self) -> int:
+        """Changes whenever `damage` may have become longer; costs nothing to look at."""
 
     async def retain(self, now_ms: int, keep_ms: int, keep_bytes: int) -> int:
         """Drop history that has ended and is old or too much; how many. Never what is pending."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from meshagent._version import __version__
 from meshagent.core.model.identity import MeshSecret
 from meshagent.core.model.network_addresses import is_address
-from meshagent.diagnosis import files, folder, network, nodes, peers, probes
+from meshagent.diagnosis import damage, files, folder, network, nodes, peers, probes
 from meshagent.diagnosis.finding import Finding, State, few, note, ok, problem
 from meshagent.discovery.registry import RegistryEntry
 from meshagent.errors import MeshError
@@ -24,7 +24,7 @@ from meshagent.session import Session, open_blobs, runtime_folder
 from meshagent.storage.blobs.garbage import DAMAGED
 from meshagent.storage.blobs.importing import Progress
 from meshagent.storage.blobs.verification import audit, held_in
-from meshagent.storage.folders.agents import list_agents
+from meshagent.storage.folders.agents import AgentFolder, list_agents
 from meshagent.storage.folders.mesh_folder import KEY_KIND, MeshFolder
 from meshagent.storage.folders.mounts import mounted_filesystem
 from meshagent.storage.folders.settings import Settings
@@ -53,6 +53,8 @@ class Examination:
     settings: Settings = field(default_factory=lambda: Settings(name="mesh"))
     secret: MeshSecret | None = None
     agents: tuple[str, ...] = ()
+    resting: list[AgentFolder] = field(default_factory=list)
+    """Agents whose files are whole, and that do not run."""
     entries: list[RegistryEntry] = field(default_factory=list)
     reports: list[nodes.NodeReport] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
@@ -74,7 +76,7 @@ def examine(
     """
     speaker = speaker or environ.get("MESHAGENT_AGENT", "")
     known = Examination(start, environ, chosen, listen, peer, speaker, watch_files)
-    for check in (_mesh, _registry, _agents, _nodes, _network, _peers, _machine, _files):
+    for check in (_mesh, _registry, _agents, _nodes, _mail, _network, _peers, _machine, _files):
         known.findings += _guarded(check, known)
     order = list(State)
     return sorted(known.findings, key=lambda finding: order.index(finding.state))
@@ -141,8 +143,10 @@ def _agents(known: Examination) -> Iterable[Finding]:
     if known.mesh is None:
         return
     listed = frozenset(entry.agent for entry in known.entries if entry.is_running())
-    facts = [folder.look_at_agent(each, listed) for each in list_agents(known.mesh)]
+    folders = list_agents(known.mesh)
+    facts = [folder.look_at_agent(each, listed) for each in folders]
     known.agents = tuple(each.agent for each in facts if not each.trouble)
+    known.resting = [one for one, each in zip(folders, facts, strict=True) if each.pid is None]
     for each in facts:
         yield folder.check_agent(each)
     running = sum(each.pid is not None for each in facts)
@@ -186,6 +190,16 @@ def _ask_nodes(entries: Iterable[RegistryEntry]) -> list[nodes.NodeReport]:
 
 def _answering(known: Examination) -> list[nodes.NodeReport]:
     return [report for report in known.reports if report.answers]
+
+
+# -- mail -----------------------------------------------------------------------------------------
+
+
+def _mail(known: Examination) -> Iterable[Finding]:
+    """What the disk has done to messages, of agents that run and of those that don't."""
+    for report in _answering(known):
+        yield from damage.check_damage(report.agent, report.answer.status.get("damage", ()))
+    yield from damage.check_resting(known.resting)
 
 
 # -- the network ----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshagent.core.effects import BlobProgress, CloneFound, Deliver, PeerChanged, ReceiptChanged
+from meshagent.core.ports import Damage
 
 __all__ = ["EVENT_KINDS", "ChangeFeed", "Event", "Subscription"]
 
@@ -27,6 +28,7 @@ EVENT_KINDS: dict[str, type] = {
     "mail": Deliver,
     "receipt": ReceiptChanged,
     "progress": BlobProgress,
+    "damage": Damage,
 }
 """What a subscriber may ask for, and the change that it is."""
 

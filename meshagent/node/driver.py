@@ -42,6 +42,7 @@ from meshagent.core.turns import Turn
 from meshagent.errors import CloneRunning, MeshError, UsageError
 from meshagent.node.blobs import BlobTransfers
 from meshagent.node.changes import ChangeFeed
+from meshagent.node.damage_watch import DamageWatch
 from meshagent.node.engine_timer import EngineTimer
 from meshagent.node.housekeeping import Housekeeping
 from meshagent.node.profile import Profile, first_record, own_presence, own_status
@@ -100,6 +101,7 @@ class Driver:
         )  # fmt: skip
         self.recovery = Recovery(self, free_bytes)
         self.housekeeping = Housekeeping(self)
+        self.damage = DamageWatch(self)
         self.views = NodeViews(self)
         self.timer = EngineTimer(lambda: self._mesh, self.perform)
         self._run = ""
@@ -126,6 +128,7 @@ class Driver:
         run = await self.store.next_run()
         remembered = list(await self.store.peers())
         delivery = await self.recovery.engine_from_disk()
+        await self.damage.look()
         self.inbox_start = await self.store.newest()
         self._started.append(self.transport.close)
         self.addresses = await self._listen(listen, ports)

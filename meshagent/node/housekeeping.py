@@ -45,6 +45,7 @@ class Housekeeping:
     def start(self) -> None:
         """The node runs."""
         self._driver.spawn(self._watch_addresses())
+        self._driver.spawn(self._driver.damage.watch())
         self._driver.spawn(self._keep_house())
 
     # -- expiry and retention -----------------------------------------------------------------
@@ -81,6 +82,7 @@ class Housekeeping:
             driver.perform(driver.mesh.expire(driver.loop.time()))
             while await driver.store.retain(now_ms, RETAIN_MS, RETAIN_BYTES):
                 pass  # a step at a time: commits that wait have their turn between them
+            await driver.damage.look()
             if driver.blob_transfers is not None:
                 await driver.blob_transfers.tidy(set(await driver.store.blobs()))
             self.watch_held()

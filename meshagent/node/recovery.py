@@ -96,4 +96,5 @@ class Recovery:
             return await driver.store.restore(path)
         finally:
             delivery = await self.engine_from_disk()
+            await driver.damage.look()
             driver.perform(driver.mesh.deliver_with(delivery, driver.loop.time()))

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from meshagent.core.effects import BlobProgress, CloneFound, Deliver, PeerChanged, ReceiptChanged
 from meshagent.core.model.peers import Peer, PeerState
+from meshagent.core.ports import Damage
 
 if TYPE_CHECKING:
     from meshagent.node.driver import Driver
 
-__all__ = ["NodeViews", "iso", "peer_view"]
+__all__ = ["NodeViews", "damage_view", "iso", "peer_view"]
+
+DAMAGE_SHOWN_MAX = 100  # of the newest, in `status`
 
 
 def iso(epoch_s: float | None) -> str | None:
@@ -40,6 +43,17 @@ def peer_view(peer: Peer, clock_offset: float) -> dict[str, Any]:
         "host": peer.host,
         "last_heard": iso(heard),
         "version": peer.version,
+    }
+
+
+def damage_view(damage: Damage) -> dict[str, str]:
+    """Something that was damaged on disk."""
+    return {
+        "origin": damage.origin,
+        "peer": damage.peer,
+        "message_id": damage.message_id,
+        "reason": damage.reason,
+        "found_at": damage.found_at,
     }
 
 
@@ -85,6 +99,8 @@ class NodeViews:
                 return [{"id": ident, **news} for ident in idents]
             case BlobProgress(sha256, received, size):
                 return [{"sha256": sha256.hex(), "received": received, "size": size}]
+            case Damage():
+                return [damage_view(change)]
         return []
 
     def health(self) -> dict[str, str]:
@@ -125,5 +141,6 @@ class NodeViews:
             "refused": dict(sorted(refused.items())),
             "ignored": dict(sorted(ignored.items())),
             "health": self.health(),
+            "damage": [damage_view(each) for each in driver.damage.known[-DAMAGE_SHOWN_MAX:]],
             "version": me.version,
         }

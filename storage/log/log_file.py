@@ -5,7 +5,8 @@ Each has a position, one more than the one before; the file is written from its 
 once all that it holds is safe elsewhere. Invariants: a commit is durable when `append` returns, and
 is not there when it raises; what `read` gives is in order, and names what is missing between.
 
-What a crash cut off at the end can't be told from a last commit that has decayed: both are no more.
+The last commit may have been cut off by a crash, or have decayed. One flipped bit is no crash: then
+it is named. Whatever else is wrong with the last one counts as cut off, and is no more.
 docs/storage.md has the format and the crash argument.
 """
 
@@ -20,6 +21,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from meshagent.storage.folders.files import sync_data, sync_folder
+from meshagent.storage.log.bit_flips import without_flip
 from meshagent.storage.log.direct_io import DirectWriter, open_direct
 
 __all__ = ["TAG_BYTES", "Commit", "LogFile"]
@@ -126,8 +128,11 @@ class LogFile:
             content = data[begins + HEADER_BYTES : ends]
             found.append(Commit(position, content, crc32(content) == checksum))
             at, last = ends, position
-        if found and not found[-1].is_sound:  # cut off
+        if found and not found[-1].is_sound and without_flip(content, checksum) is None:  # cut off
             at -= HEADER_BYTES + len(found.pop().content)
+        elif (decayed := _decayed_header(data, at, tag, last)) is not None:
+            found.append(decayed)
+            at += len(decayed.content)
         self.used = at
         return found
 
@@ -170,3 +175,14 @@ def _next_header(
                 return at, whose, position, length, checksum
         at += 1
     return None
+
+
+def _decayed_header(data: bytes, at: int, tag: bytes | None, last: int | None) -> Commit | None:
+    """The commit that stands here, when all that keeps its header from being one is a bit."""
+    header, seal = data[at : at + _HEADER.size], data[at + _HEADER.size : at + HEADER_BYTES]
+    if len(seal) < _SUM.size or (mended := without_flip(header, *_SUM.unpack(seal))) is None:
+        return None
+    magic, whose, position, length, _ = _HEADER.unpack(mended)
+    if magic != MAGIC or tag not in (None, whose) or (last is not None and position != last + 1):
+        return None
+    return Commit(position, data[at : at + HEADER_BYTES + length], False)

@@ -76,6 +76,8 @@ class Database(SqliteFile):
         self.history = Retention(self)
         self.log = CommitLog(path.with_name(path.name + LOG_ENDING), self)
         self.snapshots: set[Snapshot] = set()
+        self.damage_found = 0
+        """How often something was set aside, or was to be: another thread may look at this."""
         self._packer = RowPacker()
         self._is_recovered = False
 
@@ -238,11 +240,11 @@ class Database(SqliteFile):
         """What was set aside, oldest first."""
         with self.mapped("read"):
             rows = self.connected().execute(
-                "SELECT origin, peer, message_id, reason, found_at FROM quarantine "
+                "SELECT id, origin, peer, message_id, reason, found_at FROM quarantine "
                 "ORDER BY id DESC LIMIT ?",
                 (DAMAGE_MAX,),
             )
-            return [Damage(*map(str, row)) for row in rows][::-1]
+            return [Damage(int(number), *map(str, row)) for number, *row in rows][::-1]
 
     def epoch(self) -> bytes:
         """Which database this is, to those whom it sends to."""
@@ -301,6 +303,7 @@ class Database(SqliteFile):
             (origin, *map(_printable, (key, peer, message_id)), reason, kept,
              datetime.now(UTC).isoformat(timespec="seconds")),
         )  # fmt: skip
+        self.damage_found += 1
 
     def damaged(self) -> list[str]:
         """Every row that does not fit its checksum, by name; nothing is changed."""

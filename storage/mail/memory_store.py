@@ -258,6 +258,8 @@ class MemoryStore:
             "quarantined": "0",
         }
 
+    damage_found = 0
+
     async def damage(self) -> Sequence[Damage]:
         """Memory does not decay."""
         self._require_open()

@@ -1,4 +1,5 @@
 """How long what has ended is kept: by age, and by size in total. Never drops what is pending.
+What was damaged is told for as long.
 
 A dropped message that came can't come in again: the sender's watermark stands above it. Invariant:
 one call does a bounded amount of work, so that a commit never waits long behind it.
@@ -7,6 +8,7 @@ one call does a bounded amount of work, so that a commit never waits long behind
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from meshagent.core.delivery.mailbox import RETAIN_ROWS_MAX
@@ -43,7 +45,14 @@ class Retention:
             dropped += 1
         if dropped:
             self._drop([(table, position) for _, _, table, position in found[:dropped]])
+        self._forget_damage(now_ms - keep_ms)
         return dropped
+
+    def _forget_damage(self, before_ms: int) -> None:
+        before = datetime.fromtimestamp(before_ms / 1000, UTC).isoformat(timespec="seconds")
+        if self._database.value("SELECT 1 FROM quarantine WHERE found_at < ? LIMIT 1", (before,)):
+            with self._database.transaction("tidy") as connection:
+                connection.execute("DELETE FROM quarantine WHERE found_at < ?", (before,))
 
     def _oldest(self, limit: int) -> list[tuple[int, int, str, int]]:
         """changed_ms, size, table, position; oldest first."""

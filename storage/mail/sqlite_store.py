@@ -222,9 +222,14 @@ class SqliteStore:
         """Path, schema, epoch, damaged rows."""
         return await self._ask(Database.facts)
 
+    @property
+    def damage_found(self) -> int:
+        """Changes whenever `damage` may have become longer."""
+        return 0 if self._thread is None else self._thread.damage_found
+
     async def damage(self) -> Sequence[Damage]:
-        """What was damaged and has been set aside, oldest first."""
-        return await self._ask(Database.damage)
+        """What was damaged and has been set aside, oldest first; nothing is folded for that."""
+        return await self._call(Database.damage)
 
     async def close(self) -> None:
         """Finish what waits, release the file and its thread; does nothing when not open."""

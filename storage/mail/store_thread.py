@@ -151,6 +151,11 @@ class StoreThread:
             if not ended.cancelled():
                 self._thread.join()  # it has reported its last job: nothing is left but to return
 
+    @property
+    def damage_found(self) -> int:
+        """How often the database has set something aside."""
+        return self._database.damage_found
+
     def require_room(self) -> None:
         """Raise LimitReached when too much waits already."""
         if self._jobs.qsize() >= PENDING_JOBS_MAX:
