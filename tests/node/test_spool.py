@@ -157,7 +157,7 @@ def test_a_box_that_takes_nothing_holds_up_no_other_recipient(tmp_path: Path) ->
         )
         await office.post._drop_all()
         (mail,) = office.files()
-        assert (tmp_path / EVE.agent / mail).exists()  # noqa: ASYNC240
+        assert (tmp_path / EVE.agent / mail).exists()
 
     run(tmp_path, script)
 
@@ -171,7 +171,7 @@ def test_a_box_that_could_not_be_read_is_looked_at_again(
 
     async def script(office: Office) -> None:
         await office.open()
-        (tmp_path / ME.agent).unlink()  # noqa: ASYNC240
+        (tmp_path / ME.agent).unlink()
         leave(tmp_path, EVE, ME, Mail(OLD, 1, 1, (body("m"),)))
         await office.engine.asked.wait()
         assert office.engine.came == [(EVE.agent, 1)]
