@@ -76,8 +76,8 @@ from meshagent.core.turns import join_turns
 
 accept = Sending.accept
 
-def early(self, outgoing, now):
-    turn = accept(self, outgoing, now)
+def early(self, outgoing, now, *more, **options):
+    turn = accept(self, outgoing, now, *more, **options)
     sent = [self.durable(each.peer, each.epoch, each.upto, now) for each in turn.after]
     return join_turns([turn, *sent])
 
