@@ -48,15 +48,11 @@ class Spool:
 
     def dropped(self, to: str, epoch: bytes) -> list[tuple[int, int]]:
         """The first and last numbers in each of our files that `to` has not taken yet."""
-        try:
-            names = [each.name for each in os.scandir(self._folder / to)]
-        except FileNotFoundError:
-            return []
         beginning = f"{self._me}.{epoch.hex()}."
         ranges = [
             each.removeprefix(beginning).removesuffix(_SUFFIX).split(".")
-            for each in names
-            if each.startswith(beginning) and each.endswith(_SUFFIX)
+            for each in _names(self._folder / to)
+            if each.startswith(beginning)
         ]
         return sorted(
             (int(each[0]), int(each[-1])) for each in ranges if all(map(str.isdigit, each))
@@ -74,11 +70,7 @@ class Spool:
 
     def _files(self, owner: str) -> list[Path]:
         box = self._folder / owner
-        try:
-            names = sorted(each.name for each in os.scandir(box) if each.name.endswith(_SUFFIX))
-        except FileNotFoundError:
-            return []
-        return [box / name for name in names[:FILES_MAX]]
+        return [box / name for name in sorted(_names(box))[:FILES_MAX]]
 
 
 def stream_of(path: Path) -> str:
@@ -101,6 +93,16 @@ def read(path: Path, bytes_max: int) -> bytes | None:
             return file.read(bytes_max)
     finally:
         os.close(descriptor)
+
+
+def _names(box: Path) -> list[str]:
+    """Of the drops in a folder."""
+    try:
+        return [each.name for each in os.scandir(box) if each.name.endswith(_SUFFIX)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StorageError(f"{box} can't be read: {error.strerror}.") from error
 
 
 def _sync(folder: Path) -> None:

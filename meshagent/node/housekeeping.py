@@ -26,7 +26,7 @@ ADDRESS_CHECK_S = 5.0  # interfaces come and go with Wi-Fi and VPNs; a look cost
 COUNT_S = 1.0  # messages that are dealt with one by one share a count
 LOOK_S = 600.0  # retention needs no more; an expiry sets its own time
 RETRY_MS = 30_000
-DUE_ITEMS_MAX = 1000
+DUE_ITEMS_MAX = 1000  # expire at a time, beside those that are on the wire
 ON_WIRE_S = 1.0  # what is on the wire when its time is up has an answer by then, or no link
 SHORTEST_S = 0.05
 RETAIN_MS = 30 * 24 * 3600 * 1000  # delivered history is kept for a month
@@ -76,8 +76,12 @@ class Housekeeping:
         """Do what is due; in how many seconds to look again."""
         driver, now_ms = self._driver, self._driver.wall_ms()
         due: Sequence[OutEntry] = ()
+        due_max = DUE_ITEMS_MAX
         try:
-            due = await driver.store.due(now_ms, DUE_ITEMS_MAX)
+            if (delivery := driver.mesh.delivery) is not None:
+                # That stays due until it has an answer, and must not hide what waits here.
+                due_max += delivery.sending.on_wire
+            due = await driver.store.due(now_ms, due_max)
             await self.withdraw(due, MessageState.EXPIRED)
             driver.perform(driver.mesh.expire(driver.loop.time()))
             while await driver.store.retain(now_ms, RETAIN_MS, RETAIN_BYTES):
@@ -92,7 +96,7 @@ class Housekeeping:
             due_ms = now_ms + RETRY_MS
         wait_s = LOOK_S if due_ms is None else min(LOOK_S, (due_ms - now_ms) / 1000)
         if wait_s <= 0:  # all that was read is on the wire, or there was more than one look
-            wait_s = ON_WIRE_S if len(due) < DUE_ITEMS_MAX else 0.0
+            wait_s = ON_WIRE_S if len(due) < due_max else 0.0
         return max(SHORTEST_S, wait_s)
 
     def watch_held(self) -> None:

@@ -125,26 +125,26 @@ class FolderSpool(SpoolDriver):
         try:
             while peer in self._more:
                 self._more.discard(peer)
-                if (start := await self._stream(peer)) is None:
-                    continue
-                if not self._is_linked(peer):
-                    await self._drop(peer, *start)
-                await self._sweep(peer, start[0])
-        except MeshError as error:
-            self._driver.log.warning("not dropped for %s: %s", peer, error)
+                await self._drop_for(peer)
         finally:
             del self._dropping[peer]  # with the last look at `_more`: nothing comes between
 
     async def _drop_all(self) -> None:
         """What waits for every agent of this machine that has no link."""
         for peer in await self._correspondents():
-            if peer in self._dropping or not self._is_local(peer):
-                continue
+            if peer not in self._dropping and self._is_local(peer):
+                await self._drop_for(peer)
+
+    async def _drop_for(self, peer: AgentId) -> None:
+        """What waits for this one. A box that is full or can't be written holds up no other."""
+        try:
             if (start := await self._stream(peer)) is None:
-                continue
+                return
             if not self._is_linked(peer):
                 await self._drop(peer, *start)
             await self._sweep(peer, start[0])
+        except MeshError as error:
+            self._driver.log.warning("not dropped for %s: %s", peer, error)
 
     async def _drop(self, peer: AgentId, epoch: bytes, floor: int) -> None:
         """All that is not in a file of this run yet.

@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 from core.delivery.desk import outgoing
-from node.made import BOB, accepted, drop, run, take
+from node.made import BOB, EVE, accepted, drop, run, take
 
 from meshagent.core.effects import ReceiptChanged
 from meshagent.core.model.message_states import MessageState
 from meshagent.core.model.messages import Message
 from meshagent.core.model.rows import InState
+from meshagent.core.wire.frames import EPOCH_BYTES, HASH_BYTES, MailAck
 from meshagent.node import housekeeping
 from meshagent.node.driver import Driver
 from meshagent.node.housekeeping import Housekeeping
@@ -110,6 +111,32 @@ def test_more_than_one_look_takes_expires_in_as_many_looks_as_it_needs(
         while not all(expired):
             expired = [e.state == MessageState.EXPIRED for e in await store.outgoing("m")]
             await asyncio.sleep(0)
+
+    run(MemoryStore(), script)
+
+
+def test_what_is_on_the_wire_when_its_time_is_up_holds_up_no_other_expiry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A peer that is here and never answers keeps what was sent to it; the others' is not its."""
+    monkeypatch.setattr(housekeeping, "DUE_ITEMS_MAX", 2)
+    monkeypatch.setattr(housekeeping, "SHORTEST_S", 0.0)
+
+    async def script(driver: Driver, store: MemoryStore) -> None:
+        delivery, now = driver.mesh.delivery, driver.loop.time()
+        assert delivery is not None
+        delivery.connected(BOB.agent, now)
+        silent = MailAck(bytes(EPOCH_BYTES), 0, bytes(HASH_BYTES))  # it has nothing, so we may send
+        driver.perform(delivery.receive(silent, BOB.agent, now, 1))
+        for number in range(3):
+            await accepted(driver, f"sent{number}", expires_ms=2)
+        assert delivery.sending.on_wire == 3
+        expired: asyncio.Event = asyncio.Event()
+        driver.changes.listen(ReceiptChanged, lambda _: expired.set())
+        await accepted(driver, "waits", EVE.agent, expires_ms=3)
+        await expired.wait()
+        assert (await store.outgoing("waits"))[0].state == MessageState.EXPIRED
+        assert {e.state for e in await store.outgoing("sent")} == {MessageState.QUEUED}
 
     run(MemoryStore(), script)
 

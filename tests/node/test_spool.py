@@ -145,6 +145,40 @@ def test_a_file_that_has_to_wait_holds_up_no_other_sender(
     run(tmp_path, script)
 
 
+def test_a_box_that_takes_nothing_holds_up_no_other_recipient(tmp_path: Path) -> None:
+    (tmp_path / BOB.agent).write_bytes(b"in the way of a folder")
+
+    async def script(office: Office) -> None:
+        office.engine.correspondents = lambda: [BOB.agent, EVE.agent]  # type: ignore[method-assign]
+        office.post._is_local = lambda peer: True
+        await office.open()
+        await office.store.commit(
+            [OutRow(each.agent, OLD, 1, each.agent, body("m"), 0) for each in (BOB, EVE)]
+        )
+        await office.post._drop_all()
+        (mail,) = office.files()
+        assert (tmp_path / EVE.agent / mail).exists()
+
+    run(tmp_path, script)
+
+
+def test_a_box_that_could_not_be_read_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "SETTLE_S", 0.0)
+    monkeypatch.setattr(spool_module, "LOOK_S", 0.01)
+    (tmp_path / ME.agent).write_bytes(b"in the way of a folder")
+
+    async def script(office: Office) -> None:
+        await office.open()
+        (tmp_path / ME.agent).unlink()
+        leave(tmp_path, EVE, ME, Mail(OLD, 1, 1, (body("m"),)))
+        await office.engine.asked.wait()
+        assert office.engine.came == [(EVE.agent, 1)]
+
+    run(tmp_path, script)
+
+
 def test_a_file_that_is_no_drop_is_removed_and_holds_up_nobody(tmp_path: Path) -> None:
     leave(tmp_path, EVE, ME, Mail(OLD, 1, 1, (body("m"),)))
     (tmp_path / ME.agent / "a.b.mail").write_bytes(b"junk")

@@ -28,9 +28,11 @@ class DialingConfig:
     """A peer that returns dials us. This limits the wait for a peer that can't."""
     again_s: float = 1.0
     """A hint that names no new address ends a pause at most this often: anyone can send hints."""
-    rounds_max: int = 8
-    """An agent known only from hints is forgotten after this many rounds without an answer."""
+    hint_pause_s: float = 600.0
+    """The same for an agent known only from hints, which may be false. It is never given up: its
+    hint comes once, and who opens a firewall an hour later must be found all the same."""
     targets_max: int = 4096
+    """When there are more, the one known only from hints that failed most often is forgotten."""
 
 
 @dataclass(slots=True)
@@ -154,12 +156,10 @@ class Dialing:
         if target.trying:
             return False
         target.failures += 1
-        if target.failures > self._config.rounds_max and not target.lasting:
-            self.drop(key)
-        pause = backoff_s(
-            target.failures, self._config.first_pause_s, self._config.longest_pause_s, self._rng
-        )
-        target.next_at = now + pause
+        config = self._config
+        longest_s = config.longest_pause_s if target.lasting else config.hint_pause_s
+        pause_s = backoff_s(target.failures, config.first_pause_s, longest_s, self._rng)
+        target.next_at = now + pause_s
         return True
 
     def answered(self, key: str, address: str, agent: str) -> None:

@@ -274,10 +274,10 @@ class Membership:
 
     def _piggyback(self, to: AgentId) -> tuple[bytes, ...]:
         """Updates to send with a frame. A suspect always gets the accusations against it."""
-        updates = self.gossip.take(self._transmits())
-        if to in self.suspicion:
-            updates += tuple((self.members[to].accusers or {}).values())
-        return updates[:UPDATES_PER_FRAME_MAX]
+        accusers = self.members[to].accusers if to in self.suspicion else None
+        against_it = tuple(accusers.values()) if accusers else ()  # no more than have to agree
+        room = UPDATES_PER_FRAME_MAX - len(against_it)
+        return self.gossip.take(self._transmits(), room) + against_it
 
     def _transmits(self) -> int:
         return gossip_transmits(self.members.living + 1, self._config.gossip_multiplier)

@@ -33,16 +33,16 @@ class GossipQueue:
         for topic in [each for each in self._waiting if each.startswith(prefix)]:
             del self._waiting[topic]
 
-    def take(self, transmits_max: int) -> tuple[bytes, ...]:
+    def take(self, transmits_max: int, room: int = UPDATES_PER_FRAME_MAX) -> tuple[bytes, ...]:
         """The updates for one frame; each is taken `transmits_max` times in all, then forgotten."""
         if not self._waiting:
             return ()
         topics = list(self._waiting)
-        if len(topics) > UPDATES_PER_FRAME_MAX:
+        if len(topics) > room:
             counts = [self._waiting[topic][0] for topic in topics]
             places = sorted(range(len(topics)), key=lambda place: (counts[place], -place))
             # In the order in which we learned them: a record before what rests on it.
-            topics = [topics[place] for place in sorted(places[:UPDATES_PER_FRAME_MAX])]
+            topics = [topics[place] for place in sorted(places[:room])]
         taken = []
         for topic in topics:
             count, data = self._waiting[topic]

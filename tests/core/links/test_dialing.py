@@ -9,7 +9,7 @@ import pytest
 from meshagent.core.links.dialing import Dialing, DialingConfig
 from meshagent.core.model.records import ADDRESSES_MAX
 
-CONFIG = DialingConfig(targets_max=4, rounds_max=3)
+CONFIG = DialingConfig(targets_max=4)
 A, B = "a-00000001", "b-00000002"
 
 
@@ -131,16 +131,20 @@ def test_a_bare_address_rests_while_the_agent_found_there_is_linked() -> None:
     assert dialled(dials, 100.0) == ["one:1"]
 
 
-def test_an_agent_that_nobody_vouches_for_is_forgotten_and_a_lasting_one_is_not() -> None:
-    for lasting in (False, True):
-        dials = dialing()
-        dials.want(A, ("one:1",), lasting, 0.0, 0.0)
-        for _ in range(CONFIG.rounds_max):
-            fail_round(dials, A)
-        assert A in dials.targets
-        fail_round(dials, A)
-        assert (A in dials.targets) is lasting
-        assert (dials.deadline() is not None) is lasting
+@pytest.mark.parametrize(
+    ("lasting", "longest_s"), [(True, CONFIG.longest_pause_s), (False, CONFIG.hint_pause_s)]
+)
+def test_who_never_answers_is_dialled_for_ever_and_more_rarely_if_only_hints_name_it(
+    lasting: bool, longest_s: float
+) -> None:
+    dials = dialing()
+    dials.want(A, ("one:1",), lasting, 0.0, 0.0)
+    for _ in range(30):
+        at = fail_round(dials, A)
+    again_at = dials.deadline()
+    assert again_at is not None
+    assert longest_s / 2 <= again_at - at <= longest_s
+    assert dialled(dials, again_at) == ["one:1"]
 
 
 def test_targets_are_bounded_and_the_most_hopeless_gives_way() -> None:

@@ -12,6 +12,7 @@ from core.made import MESH_ID, OTHER_SECRET, accusation, identity, record_of, wo
 from meshagent.core.effects import Effect, PeerChanged, Send
 from meshagent.core.membership import members as module
 from meshagent.core.membership.engine import LAN, Membership
+from meshagent.core.membership.gossip import UPDATES_PER_FRAME_MAX
 from meshagent.core.membership.probes import RELAYS_MAX
 from meshagent.core.model.identity import Identity, verify
 from meshagent.core.model.peers import PeerState, Presence
@@ -219,6 +220,17 @@ def test_the_accused_is_told_at_most_once_a_second() -> None:
     word = accusation(ANN, BEN)
     told_at = [n for n in range(9) if told(tell(engine, word, now=LATE + n / 10), ANN)]
     assert told_at == [0]
+
+
+def test_a_suspect_is_told_who_accuses_it_however_much_there_is_to_pass_on() -> None:
+    engine = quiet(ANN, BEN, CAT)
+    tell(engine, accusation(ANN, BEN))
+    for number in range(2 * UPDATES_PER_FRAME_MAX):
+        engine.gossip.put(f"news {number}", word_of(CAT).data)
+    engine._tick_at = LATE
+    (ping,) = [each for each in frames(engine.on_timer(LATE), ANN) if isinstance(each, Ping)]
+    assert accusation(ANN, BEN) in ping.updates
+    assert len(ping.updates) == UPDATES_PER_FRAME_MAX
 
 
 @pytest.mark.parametrize(

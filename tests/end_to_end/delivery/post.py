@@ -57,10 +57,14 @@ class Post(Mesh):
     def join_changed(self, role: str, change: str) -> Node:
         """A node whose code is changed first: another version, or one that is broken."""
         code = f"{change}\nfrom meshagent.cli import main\nmain()"
+        return self.run_program(code, "join", "--json", "--role", role)
+
+    def run_program(self, code: str, *arguments: str) -> Node:
+        """A Python program that is a node, and prints its events as `join --json` does."""
         errors = self.root / f"stderr-{len(self._started)}"
         with errors.open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code, "join", "--json", "--role", role],
+                [sys.executable, "-P", "-c", code, *arguments],
                 cwd=self.project,
                 env=self.environment(),
                 stdin=subprocess.DEVNULL,

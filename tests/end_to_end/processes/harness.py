@@ -131,6 +131,10 @@ class Node:
         with self._news:
             return [seen.event for seen in self._seen if seen.event.get("agent") == agent][:]
 
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        with self._news:
+            return [seen.event for seen in self._seen if seen.event["event"] == kind]
+
     def everybody(self) -> set[str]:
         """Every agent that this node has ever shown."""
         with self._news:
