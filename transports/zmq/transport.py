@@ -423,10 +423,8 @@ class ZmqTransport:
         return self._routes.get(received.route)
 
     def _end_lost(self) -> bool:
-        """All frames are read, so links whose connection is gone end now.
-
-        True when there are some: their owner may use the socket, so it must be checked again.
-        """
+        """All frames are read, so links whose connection is gone end now. True when there are
+        some: their owner may use the socket, so it must be checked again."""
         if not self._inbound.has_disconnected:
             return False
         lost, silent = self._inbound.take_lost()

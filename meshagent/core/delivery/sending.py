@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from itertools import groupby
 from operator import attrgetter
 
@@ -45,7 +45,6 @@ LOAD_ITEMS_MAX = 1024  # read from disk at once
 START_OVER_S = 3600.0  # a restored database needs it once per run; a liar gets no more than this
 ENDED_EARLY_MAX = 1_000  # an answer that waits for a read from disk is soon believed
 WITHDRAWN_KEPT_MAX = 10_000  # ten rounds of expiry: more than one commit can be behind
-_OPEN = frozenset({None, MessageState.SENT})
 _ident = attrgetter("id")
 
 
@@ -80,8 +79,8 @@ class Sending:
     def accept(self, outgoing: Outgoing, now: float, receipts: bool = False) -> Turn:
         """Take responsibility for these messages, for all or none; they count once durable.
 
-        A full outbox does not stop `receipts`: two whose inboxes and outboxes are full would else
-        wait for each other for ever. Each peer has a share of them.
+        A full outbox does not stop `receipts`, of which each peer has a share: two whose boxes are
+        full would else wait for each other for ever.
         """
         full = self.pending + len(outgoing.ids) > self._config.pending_max
         if receipts:
@@ -98,7 +97,7 @@ class Sending:
         """The same, however many wait."""
         rows: list[Row] = []
         after: list[Effect] = []
-        for peer, part in _by_peer(outgoing):
+        for peer, part in outgoing.by_peer():
             stream = self._all.with_peer(peer).out
             batch = OutBatch(
                 peer, stream.epoch, stream.next_seq, part.ids, part.bodies, part.expires, part.blobs
@@ -187,11 +186,9 @@ class Sending:
                 del self._untold[key]
 
     def receipt_came(self, peer: AgentId, ident: str, is_end: bool) -> bool:
-        """The recipient says what became of a message; whether it may be told at once, or has to
-        wait for the disk since an earlier word on that message does.
+        """The recipient says what became of a message; `is_end`: of one that it had to complete.
 
-        `is_end`: it says how a message ended that it had to complete first.
-        """
+        Whether it may be told at once: not while an earlier word on it waits for the disk."""
         if is_end:
             self._ended(peer, ident)
         return ident not in self._withdrawn and (peer, ident) not in self._untold
@@ -392,7 +389,7 @@ class Sending:
         taken = item.attached and why is None
         if taken:
             state = MessageState.SENT  # how it ends, its recipient says later, or has said
-            if known_as in _OPEN and (peer, item.id) not in self._ended_early:
+            if known_as in (None, MessageState.SENT) and (peer, item.id) not in self._ended_early:
                 self.taken.add((peer, item.id))
             self._ended_early.pop((peer, item.id), None)
         if withdrawn:
@@ -438,22 +435,6 @@ class Sending:
 
     def _may_start_over(self, now: float) -> bool:
         return now >= self._start_over_at + START_OVER_S
-
-
-def _by_peer(outgoing: Outgoing) -> Iterator[tuple[AgentId, Outgoing]]:
-    """Stretches to one peer; most often that is all."""
-    peers, ids, bodies, expires, blobs = outgoing
-    if peers and peers.count(peers[0]) == len(peers):
-        yield peers[0], outgoing
-        return
-    at = 0
-    for peer, stretch in groupby(peers):
-        end = at + sum(1 for _ in stretch)
-        part = Outgoing(
-            peers[at:end], ids[at:end], bodies[at:end], expires[at:end], blobs[at:end]
-        )  # fmt: skip
-        yield peer, part
-        at = end
 
 
 def _by_kind(items: Sequence[Item], special: Set[int]) -> Iterable[tuple[bool, Iterable[Item]]]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from meshagent.core.model.attachments import Attachment, parse_attachments
@@ -99,6 +100,18 @@ class Outgoing(NamedTuple):
             expires if any(expires) else (),
             tuple(map(blobs_of, attachments)) if any(attachments) else (),
         )
+
+    def by_peer(self) -> Iterator[tuple[AgentId, Outgoing]]:
+        """Stretches to one peer; most often that is all."""
+        peers = self.peers
+        if peers and peers.count(peers[0]) == len(peers):
+            yield peers[0], self
+            return
+        at = 0
+        for peer, stretch in groupby(peers):
+            end = at + sum(1 for _ in stretch)
+            yield peer, Outgoing(*(column[at:end] for column in self))
+            at = end
 
 
 class MessageIds:

@@ -6,13 +6,11 @@ The source may send as far as its credit (`credit_window.py`); more credit follo
 written, not as they arrive (`source_requests.py`).
 
 When a source stalls, leaves, is busy or lacks the blob, another continues at the next chunk. Wrong
-contents show only at the end: if they came from one source, it is never asked for that blob again;
-if from several, the blob is downloaded again from one source at a time until it shows whose fault
-it was.
+contents show only at the end: one source alone is never asked for that blob again; after several,
+it is downloaded from one at a time, which shows whose fault it was.
 
 Invariants: a blob has at most one unanswered OpenPartial or FinishBlob, and none of them together
-with an unanswered WriteChunk; ClosePartial is sent only when nothing is unanswered; a blob is
-reported ready only after `finished` or `present`.
+with an unanswered WriteChunk; ClosePartial is sent only when nothing is unanswered.
 """
 
 from __future__ import annotations
