@@ -284,7 +284,7 @@ class Sending:
         if ack.epoch == NO_EPOCH:
             return self.pump(peer, now)  # it has nothing of ours
         forgotten = any(why == FORGOTTEN and seq >= stream.floor for seq, why in ack.exceptions)
-        if forgotten or ack.upto >= stream.next_seq:
+        if forgotten or ack.upto > stream.durable:  # nothing else ever left under these numbers
             return join_turns([self._start_over(known, now), self.pump(peer, now)])
         if known.answer is None or ack.upto >= known.answer.upto:
             known.answer = ack

@@ -1,4 +1,4 @@
-"""What the simulator found in the sending half, each as small as it can be."""
+"""What the simulator found in the sending half, each as one small test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from meshagent.core.delivery import sending
 from meshagent.core.delivery.config import DeliveryConfig
 from meshagent.core.delivery.engine import Delivery
-from meshagent.core.effects import Durable, ReceiptChanged, Send, TakenBack
+from meshagent.core.effects import Durable, Load, ReceiptChanged, Send, TakenBack
 from meshagent.core.model.attachments import Attachment
 from meshagent.core.model.message_states import MessageState
 from meshagent.core.model.messages import RECEIPT_KIND, Message, Outgoing, body_hash, pack_body
@@ -74,6 +74,18 @@ def test_a_number_of_an_epoch_that_is_being_given_up_takes_nothing_back() -> Non
     engine.durable(PEER, durable.epoch, durable.upto, 0.0)
     (row,) = engine.withdraw(PEER, 1, "m1", MessageState.EXPIRED, 0).rows
     assert isinstance(row, OutState)
+
+
+def test_an_answer_about_numbers_that_are_not_durable_yet_reads_nothing() -> None:
+    engine = started()
+    accepted(engine, text("m1"), text("m2"))
+    linked(engine)
+    lie = engine.receive(MailAck(EPOCH, 10**6, bytes(HASH_BYTES)), PEER, 0.0, 0)
+    (durable,) = [each for each in lie.after if isinstance(each, Durable)]
+    again = engine.receive(MailAck(durable.epoch, 1, b"h" * HASH_BYTES), PEER, 0.0, 0)
+    assert not [each for each in again.free if isinstance(each, Load)], (
+        "the disk still has the old numbers, and would give another message for this one"
+    )
 
 
 def test_a_receipt_that_overtakes_the_answer_leaves_nothing_on_the_wire() -> None:
