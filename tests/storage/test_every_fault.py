@@ -75,7 +75,7 @@ class Life:
 
     def _do(self, step: int) -> None:
         match step % 8:
-            case 2:
+            case 1 | 2:
                 seq = self.kept.mail.next_seq.get(PEER, 1)
                 self._commit([out(seq, f"long {step}", text="x" * 4_000)])
             case 3:
@@ -85,8 +85,9 @@ class Life:
                 after = self.kept.copy()
                 after.run = self.database.next_run(0)
                 self.kept = after
-            case 5 if self.database.has_chores():
-                self.database.do_chore()
+            case 5:
+                while self.database.has_chores():
+                    self.database.do_chore()
             case 6 if step % 16 > 8:
                 self._retain(step)
             case 7 if step % 16 > 8:
