@@ -27,7 +27,7 @@ PEER_KEYS = {
 }  # fmt: skip
 STATUS_KEYS = {
     "agent", "name", "role", "mesh", "pid", "uptime_s", "addresses", "peers", "outbox", "inbox",
-    "presence", "status", "refused", "ignored", "health", "version",
+    "presence", "status", "refused", "ignored", "health", "damage", "version",
 }  # fmt: skip
 JOINED_KEYS = {"event", "agent", "addresses"} | {"role", "mesh", "pid"}
 
