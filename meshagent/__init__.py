@@ -30,7 +30,8 @@ from meshagent.errors import (
 )
 
 if TYPE_CHECKING:
-    from meshagent.core.model.peers import Peer, PeerState, Presence
+    from meshagent.core.model.peers import Peer, PeerState
+    from meshagent.core.model.presence import Presence
     from meshagent.sdk import Event, Node, Receipt, ReceivedMessage, join
     from meshagent.sync import SyncNode, join_sync
 
@@ -69,7 +70,7 @@ _LAZY = {
     "Node": "meshagent.sdk",
     "Peer": "meshagent.core.model.peers",
     "PeerState": "meshagent.core.model.peers",
-    "Presence": "meshagent.core.model.peers",
+    "Presence": "meshagent.core.model.presence",
     "Receipt": "meshagent.sdk",
     "SyncNode": "meshagent.sync",
     "join": "meshagent.sdk",

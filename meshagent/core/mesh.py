@@ -34,7 +34,8 @@ from meshagent.core.model.attachments import Attachment
 from meshagent.core.model.identity import Signer, Verify
 from meshagent.core.model.message_states import MessageState
 from meshagent.core.model.messages import Message, Outgoing
-from meshagent.core.model.peers import AgentId, Candidate, LinkId, Peer, PeerState, Presence
+from meshagent.core.model.peers import AgentId, Candidate, LinkId, Peer, PeerState
+from meshagent.core.model.presence import Presence
 from meshagent.core.model.records import Record
 from meshagent.core.model.rows import OutEntry, PeerRow
 from meshagent.core.transfer.engine import BLOB_FRAMES, Transfer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshagent.core.model.identity import Identity, MeshSecret
-from meshagent.core.model.peers import Presence
+from meshagent.core.model.presence import Presence
 from meshagent.core.model.records import STATUS_CHARACTERS_MAX, Record
 from meshagent.errors import UsageError
 

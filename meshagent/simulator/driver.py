@@ -37,7 +37,8 @@ from meshagent.core.effects import (
 from meshagent.core.mesh import Mesh
 from meshagent.core.model.message_states import PROGRESS, MessageState
 from meshagent.core.model.messages import parse_body
-from meshagent.core.model.peers import AgentId, Candidate, LinkId, PeerState, Presence
+from meshagent.core.model.peers import AgentId, Candidate, LinkId, PeerState
+from meshagent.core.model.presence import Presence
 from meshagent.core.model.records import Record
 from meshagent.core.model.rows import NewEpoch, OutEntry, Row
 from meshagent.core.turns import Turn, TurnQueue, in_order

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from meshagent.core.effects import Effect, PeerChanged, Send
 from meshagent.core.membership.engine import LAN, Membership, MembershipConfig
-from meshagent.core.model.peers import AgentId, PeerState, Presence
+from meshagent.core.model.peers import AgentId, PeerState
+from meshagent.core.model.presence import Presence
 from meshagent.core.model.records import Record, Signed, parse_update
 from meshagent.core.wire.frames import MEMBERS_MAX, Frame
 from meshagent.simulator.identities import HashSigner, hash_verify

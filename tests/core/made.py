@@ -11,7 +11,8 @@ from meshagent.core.effects import CloseLink, Transmit
 from meshagent.core.links.handshake import make_hello
 from meshagent.core.mesh import Mesh
 from meshagent.core.model.identity import Identity, MeshSecret, verify
-from meshagent.core.model.peers import LinkId, PeerState, Presence
+from meshagent.core.model.peers import LinkId, PeerState
+from meshagent.core.model.presence import Presence
 from meshagent.core.model.records import Accusation, Record, Signed, sign_accusation, sign_record
 from meshagent.core.turns import Turn
 from meshagent.core.wire.codec import encode

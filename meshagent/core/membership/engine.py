@@ -37,7 +37,8 @@ from meshagent.core.membership.members import (
 from meshagent.core.membership.own_record import OwnRecord
 from meshagent.core.membership.probes import Probe, Probes, Relay
 from meshagent.core.model.identity import Signer, Verify
-from meshagent.core.model.peers import AgentId, Peer, PeerState, Presence
+from meshagent.core.model.peers import AgentId, Peer, PeerState
+from meshagent.core.model.presence import Presence
 from meshagent.core.model.records import Record, Signed
 from meshagent.core.wire.frames import Ack, Frame, Gossip, Nack, Ping, PingReq, Sync
 

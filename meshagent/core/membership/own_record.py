@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from meshagent.core.membership.gossip import GossipQueue
 from meshagent.core.model.identity import Signer
-from meshagent.core.model.peers import AgentId, PeerState, Presence
+from meshagent.core.model.peers import AgentId, PeerState
+from meshagent.core.model.presence import Presence
 from meshagent.core.model.records import Accusation, Record, Signed, sign_accusation, sign_record
 
 __all__ = ["OwnRecord"]

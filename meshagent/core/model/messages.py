@@ -110,7 +110,17 @@ class Outgoing(NamedTuple):
         at = 0
         for peer, stretch in groupby(peers):
             end = at + sum(1 for _ in stretch)
-            yield peer, Outgoing(*(column[at:end] for column in self))
+            part = slice(at, end)
+            yield (
+                peer,
+                Outgoing(
+                    peers[part],
+                    self.ids[part],
+                    self.bodies[part],
+                    self.expires[part],
+                    self.blobs[part],
+                ),
+            )
             at = end
 
 

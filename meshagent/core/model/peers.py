@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NewType
 
+from meshagent.core.model.presence import Presence
 from meshagent.errors import UsageError
 
 __all__ = [
@@ -16,7 +17,6 @@ __all__ = [
     "LinkId",
     "Peer",
     "PeerState",
-    "Presence",
     "check_agent_id",
     "check_name",
     "is_agent_id",
@@ -38,15 +38,6 @@ class PeerState(StrEnum):
     SUSPECT = "suspect"
     GONE = "gone"
     LEFT = "left"
-
-
-class Presence(StrEnum):
-    """What an agent says of itself. A newer one may say more: that is carried as plain text."""
-
-    IDLE = "idle"
-    WORKING = "working"
-    BLOCKED = "blocked"
-    AWAY = "away"
 
 
 @dataclass(frozen=True, slots=True)

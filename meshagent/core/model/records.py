@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from meshagent.core.model.identity import Signer, Verify, id_matches_key
-from meshagent.core.model.peers import AgentId, PeerState, Presence, check_name, is_agent_id
+from meshagent.core.model.peers import AgentId, PeerState, check_name, is_agent_id
+from meshagent.core.model.presence import Presence
 from meshagent.core.wire.codec import pack, unpack
 from meshagent.core.wire.frames import KEY_BYTES, SIGNATURE_BYTES, UPDATE_BYTES_MAX, WHOLE_MAX
 from meshagent.errors import LocalProtocolError, RemoteProtocolError, UsageError

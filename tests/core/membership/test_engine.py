@@ -15,7 +15,8 @@ from meshagent.core.membership.engine import LAN, Membership
 from meshagent.core.membership.gossip import UPDATES_PER_FRAME_MAX
 from meshagent.core.membership.probes import RELAYS_MAX
 from meshagent.core.model.identity import Identity, verify
-from meshagent.core.model.peers import PeerState, Presence
+from meshagent.core.model.peers import PeerState
+from meshagent.core.model.presence import Presence
 from meshagent.core.model.records import Accusation, Record, parse_update, sign_record
 from meshagent.core.wire.codec import pack
 from meshagent.core.wire.frames import Ack, Frame, Gossip, Nack, Ping, PingReq, Sync

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshagent.core.model.identity import Identity, verify
-from meshagent.core.model.peers import PeerState, Presence
+from meshagent.core.model.peers import PeerState
+from meshagent.core.model.presence import Presence
 from meshagent.core.model.records import (
     ADDRESSES_MAX,
     CAPABILITIES_MAX,

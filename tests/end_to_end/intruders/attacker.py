@@ -14,7 +14,8 @@ import zmq
 
 from meshagent.core.links.handshake import make_hello
 from meshagent.core.model.identity import Identity, MeshSecret
-from meshagent.core.model.peers import AgentId, Presence
+from meshagent.core.model.peers import AgentId
+from meshagent.core.model.presence import Presence
 from meshagent.core.model.records import Record, Signed, parse_update, sign_record
 from meshagent.core.wire.codec import decode, encode, pack
 from meshagent.core.wire.frames import NONCE_BYTES, Ack, Frame, Hello, Ping, Refuse, Sync, Welcome
